@@ -1,0 +1,228 @@
+"""The claimer: the one that claims in a process. Keeps a short buffer of claimed jobs in front of the executor's slots.
+
+The buffer holds about 0.1 s of work at the measured time of tasks, and one job per free slot when they are slower, so
+that quick jobs never wait for a claim and slow ones are left to others. A database that answers slowly is asked less
+often, for more at a time.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from pgqueue import calls
+from pgqueue.attempt import Released
+from pgqueue.connections import Link
+from pgqueue.errors import PgqueueError
+from pgqueue.executor import Executor
+from pgqueue.finisher import Finisher
+from pgqueue.held import Held
+from pgqueue.idling import Idling
+from pgqueue.job import ClaimedJob
+from pgqueue.log import logger
+from pgqueue.tasks import Task
+
+_log: Final = logger("pgqueue.claimer")
+#: Seconds of work that may be held without being run: usually, and when claims take long.
+AHEAD: Final = 0.1
+AHEAD_AT_MOST: Final = 0.5
+MOST_AHEAD: Final = 1000
+MOST_PER_CLAIM: Final = 500
+#: What a job costs at least, in seconds, however fast its task.
+_CHEAPEST: Final = 20e-6
+#: Jobs that were held for so many seconds without a free slot are given back for others to run.
+_STALE: Final = 1.0
+_SLOWEST_RETRY: Final = 1.0
+
+
+class Claimer:
+    """Claims for an executor until told to stop.
+
+    `parameters` are those of calls.CLAIM but max_jobs, read anew at each claim; `admit(row, claimed_at)` makes a held
+    job of a claimed row; `dropped(held)` is told of held jobs whose attempt is to stop before it began; `empty()`,
+    where given, of each claim that came back empty.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        idling: Idling,
+        executor: Executor,
+        finisher: Finisher,
+        *,
+        concurrency: int,
+        parameters: Mapping[str, Any],
+        admit: Callable[[ClaimedJob, float], Held],
+        dropped: Callable[[Held], None],
+        empty: Callable[[], None] | None = None,
+    ) -> None:
+        """Hold nothing yet; made within the event loop that it will use."""
+        self._loop = asyncio.get_running_loop()
+        self._link = link
+        self._idling = idling
+        self._executor = executor
+        self._finisher = finisher
+        self._concurrency = concurrency
+        self._parameters = parameters
+        self._admit = admit
+        self._dropped = dropped
+        self._empty = empty
+        self._buffer: deque[Held] = deque()
+        self._room = asyncio.Event()
+        self._hungry = False
+        self._filling = False
+        self._stopped = False
+        self._asked = 0
+        self._fed = False
+        self._duration: float | None = None
+        self._claim_time = 0.001
+
+    async def run(self) -> None:
+        """Claim until stopped; a claim that fails is tried again."""
+        pause = 0.0
+        while not self._stopped:
+            try:
+                await self._claim()
+                if pause:
+                    _log.info("claiming again")
+                pause = 0.0
+            except Exception as exc:
+                if not pause:
+                    known = isinstance(exc, PgqueueError)
+                    _log.warning("cannot claim; trying again", error=str(exc), exc_info=not known)
+                pause = min(max(0.05, pause * 2), _SLOWEST_RETRY)
+                self._idling.forget()
+                await asyncio.sleep(pause)
+
+    def stop(self) -> None:
+        """Claim no more, and give back what has not begun."""
+        self._stopped = True
+        self._idling.bell.set()
+        self._room.set()
+        self._give_back(lambda held: True)
+
+    def took(self, duration: float) -> None:
+        """Note how long an attempt took, in seconds."""
+        before = self._duration
+        self._duration = duration if before is None else before + (duration - before) * 0.05
+
+    def refill(self) -> None:
+        """Use a slot that came free."""
+        self._fill()
+        if self._hungry and self._wanted() > 0:
+            self._room.set()
+
+    def offer(self, freed: int) -> dict[str, Any] | None:
+        """Return the parameters of a claim that another makes for this one, None without room; `taken` must follow.
+
+        One that is under way asks for all there is room for, but may be too early for the `freed` jobs' next ones.
+        """
+        wanted = 0 if self._stopped else max(self._wanted(), min(freed, self._executor.free - len(self._buffer)))
+        if wanted < 1:
+            return None
+        self._asked += wanted
+        return {**self._parameters, "max_jobs": wanted}
+
+    def taken(self, asked: int, rows: Sequence[ClaimedJob], claimed_at: float) -> None:
+        """Take the rows of an offered claim for `asked` jobs."""
+        self._asked -= asked
+        if rows:
+            self._fed = True
+            self._idling.fed()
+            self._take(rows, claimed_at)
+        if self._hungry and self._wanted() > 0:
+            self._room.set()
+
+    def give_back_type(self, task: Task[Any, Any]) -> None:
+        """Give back what has not begun of a job type that is to pause."""
+        self._give_back(lambda held: held.task is task)
+
+    async def _claim(self) -> None:
+        """Claim what there is room for, or wait: for room, or for jobs."""
+        wanted = self._wanted()
+        if wanted < 1:
+            await self._idling.worked()
+            await self._wait_for_room()
+            return
+        began = time.monotonic()
+        self._asked += wanted
+        try:
+            rows = await self._link.call(calls.CLAIM, max_jobs=wanted, **self._parameters)
+        finally:
+            self._asked -= wanted
+        self._claim_time += (time.monotonic() - began - self._claim_time) * 0.1
+        if rows:
+            self._take(rows, began)
+        if rows or self._fed:
+            self._fed = False
+            await self._idling.worked()
+        elif self._empty is not None:
+            self._empty()
+        if len(rows) * 2 < wanted and not self._stopped:
+            await self._idling.wait(self._claim_time)
+
+    def _wanted(self) -> int:
+        """Return how many jobs to claim now."""
+        if self._finisher.waiting > 2 * MOST_AHEAD:
+            return 0
+        free = self._executor.free
+        ahead = 0
+        # A claim is sent when half of it is left, which must last until the answer.
+        seconds = min(max(AHEAD, 2 * self._claim_time), AHEAD_AT_MOST)
+        if self._duration is not None and self._duration < seconds:
+            ahead = min(int(seconds / max(self._duration / self._concurrency, _CHEAPEST)), MOST_AHEAD)
+        waiting = len(self._buffer) + self._asked
+        if ahead > free and waiting * 2 > ahead:
+            return 0
+        return min(max(free, ahead) - waiting, MOST_PER_CLAIM)
+
+    async def _wait_for_room(self) -> None:
+        self._room.clear()
+        self._hungry = True
+        try:
+            async with asyncio.timeout(AHEAD):
+                await self._room.wait()
+        except TimeoutError:
+            # Others may have time for what waits here.
+            if self._buffer and time.monotonic() - self._buffer[0].claimed_at > _STALE:
+                self._give_back(lambda held: True)
+                self._duration = None
+        finally:
+            self._hungry = False
+
+    def _take(self, rows: Sequence[ClaimedJob], claimed_at: float) -> None:
+        admit = self._admit
+        self._buffer.extend([admit(row, claimed_at) for row in rows])
+        if self._stopped:
+            self._give_back(lambda held: True)
+        # Once the next claim is on its way, so that the database works while attempts run here.
+        self._loop.call_soon(self._fill)
+
+    def _fill(self) -> None:
+        """Start what is held and finds a free slot."""
+        if self._filling:
+            return
+        self._filling = True
+        try:
+            for _ in range(MOST_PER_CLAIM):
+                if not self._buffer or self._executor.free < 1:
+                    return
+                held = self._buffer.popleft()
+                if held.stop is None:
+                    self._executor.start(held)
+                else:
+                    self._dropped(held)
+            self._loop.call_soon(self._fill)
+        finally:
+            self._filling = False
+
+    def _give_back(self, chosen: Callable[[Held], bool]) -> None:
+        kept: deque[Held] = deque()
+        for held in self._buffer:
+            if chosen(held):
+                held.outcome = Released(started=False)
+                self._finisher.add(held, held.outcome)
+            else:
+                kept.append(held)
+        self._buffer = kept

@@ -1,0 +1,175 @@
+"""The executor: runs held attempts in its slots, in the event loop, in threads or in processes, and stops them."""
+
+import asyncio
+import contextvars
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from pgqueue.attempt import SETTLED, Outcome, Released, Stop
+from pgqueue.held import Held
+from pgqueue.log import logger
+from pgqueue.processes import Processes
+from pgqueue.threads import Threads
+
+_log: Final = logger("pgqueue.executor")
+_WATCH: Final = 0.1
+#: A run that has not ended so many seconds after it was told to stop is left to itself, and its slot is free again.
+_PATIENCE_ASYNC: Final = 5.0
+_PATIENCE_THREAD: Final = 0.3
+_CANCEL_AGAIN: Final = 1.0
+
+
+if sys.version_info >= (3, 12):
+
+    def _begun(
+        attempt: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: contextvars.Context
+    ) -> "asyncio.Task[None]":
+        # It runs at once up to its first wait: what never waits need not pass through the loop.
+        return asyncio.Task(attempt, loop=loop, context=context, eager_start=True)
+
+else:
+
+    def _begun(
+        attempt: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: contextvars.Context
+    ) -> "asyncio.Task[None]":
+        return loop.create_task(attempt, context=context)
+
+
+class Executor:
+    """Runs attempts, at most `concurrency` at once, and tells `ended(held, outcome)` in the event loop, once for each.
+
+    `timeout_of(queue)` gives the seconds that a job without a limit of its own may take. An attempt that was left to
+    itself is in `abandoned` from before its outcome is told until it ends after all, which `gone(held)` tells.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        *,
+        timeout_of: Callable[[str], float],
+        ended: Callable[[Held, Outcome], None],
+        gone: Callable[[Held], None],
+    ) -> None:
+        """Run nothing yet; made within the event loop that it will use."""
+        self._loop = asyncio.get_running_loop()
+        self._concurrency = concurrency
+        self._timeout_of = timeout_of
+        self._tell = ended
+        self._gone = gone
+        self._threads = Threads(self._loop, self._run_blocking, self._ended)
+        self._processes = Processes()
+        # Each job gets a copy: what one sets is not seen by the next.
+        self._context = contextvars.copy_context()
+        self._stopping: dict[Held, float] = {}
+        self._watcher: asyncio.TimerHandle | None = None
+        self.running: set[Held] = set()
+        self.abandoned: set[Held] = set()
+
+    @property
+    def free(self) -> int:
+        """How many more attempts may start."""
+        return self._concurrency - len(self.running)
+
+    def start(self, held: Held) -> None:
+        """Begin an attempt."""
+        self.running.add(held)
+        timeout_ms = held.job.claimed.timeout_ms
+        held.begin(self._timeout_of(held.job.claimed.queue) if timeout_ms is None else timeout_ms / 1000)
+        task = held.task
+        if task.is_async and not task.options.process:
+            held.asyncio_task = _begun(self._run(held), self._loop, self._context.copy())
+        else:
+            self._threads.start(held)
+        if self._watcher is None:
+            self._watcher = self._loop.call_later(_WATCH, self._watch)
+
+    def stop(self, held: Held, reason: Stop) -> None:
+        """Tell an attempt to stop: an async task is cancelled, a process killed, a thread interrupted.
+
+        A cancel request leaves threads alone: they see `job.cancelled`.
+        """
+        if held.outcome is not None or held.stop not in (None, Stop.CANCEL) or held.stop is reason:
+            return
+        held.stop = reason
+        held.job.cancelled = True
+        if held not in self.running:
+            return
+        self._halt(held)
+        asynchronous = held.asyncio_task is not None
+        if asynchronous or reason is not Stop.CANCEL:
+            self._stopping[held] = time.monotonic() + (_PATIENCE_ASYNC if asynchronous else _PATIENCE_THREAD)
+
+    def close(self) -> None:
+        """Let go of idle threads and processes; what still runs is left to itself."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+        self._threads.close()
+        self._processes.close()
+
+    async def _run(self, held: Held) -> None:
+        outcome = await held.run_async()
+        held.outcome = outcome
+        if held.tx is not None:
+            outcome = await held.tx.conclude_async(outcome)
+        self._ended(held, outcome)
+
+    def _run_blocking(self, held: Held) -> Outcome:
+        outcome = self._processes.run(held) if held.task.options.process else held.run(self._loop)
+        if held.tx is not None:
+            outcome = held.tx.conclude(outcome)
+        return outcome
+
+    def _ended(self, held: Held, outcome: Outcome) -> None:
+        if held in self.running:
+            self.running.discard(held)
+            self._tell(held, outcome)
+        elif held in self.abandoned:
+            self.abandoned.discard(held)
+            self._gone(held)
+
+    def _halt(self, held: Held) -> None:
+        if held.asyncio_task is not None:
+            # One that is cancelled before it has begun would end without a word.
+            self._loop.call_soon(held.asyncio_task.cancel)
+        elif held.task.options.process:
+            self._processes.interrupt(held)
+        elif held.stop is not Stop.CANCEL:
+            self._threads.interrupt(held)
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        for held in [held for held in self.running if held.deadline <= now]:
+            self.stop(held, Stop.TIMEOUT)
+        for held, until in list(self._stopping.items()):
+            if held not in self.running:
+                del self._stopping[held]
+            elif until <= now:
+                del self._stopping[held]
+                self._abandon(held)
+            elif held.asyncio_task is not None and until - now < _PATIENCE_ASYNC - _CANCEL_AGAIN:
+                held.asyncio_task.cancel()
+        busy = self.running or self._stopping
+        self._watcher = self._loop.call_later(_WATCH, self._watch) if busy else None
+
+    def _abandon(self, held: Held) -> None:
+        if held.stop is Stop.CANCEL:
+            return
+        held.abandoned = True
+        self.running.discard(held)
+        self.abandoned.add(held)
+        _log.warning(
+            "a task did not stop when told to; it is left to itself",
+            job_id=str(held.job.job_id),
+            job_type=held.job.job_type,
+            reason=held.stop.value if held.stop else None,
+        )
+        match held.stop:
+            case Stop.TIMEOUT:
+                self._tell(held, held.timed_out())
+            case Stop.SHUTDOWN:
+                self._tell(held, Released(started=True))
+            case _:
+                self._tell(held, SETTLED)

@@ -1,0 +1,177 @@
+"""The heartbeat: renews leases and gives signs of life from a thread that a blocked event loop cannot stop."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from pgqueue import calls
+from pgqueue.connections import Link
+from pgqueue.counts import Sender
+from pgqueue.finisher import HOLD
+from pgqueue.held import Held
+from pgqueue.membership import SIGN_EVERY, Membership
+from pgqueue.services import Service
+from pgqueue.settings import Settings
+from pgqueue.wire import IntArray, UuidArray
+
+#: A lease is renewed once so much of it is left.
+_RENEW_AT: Final = 0.5
+_SEEN_EVERY: Final = 10.0
+_COUNTED_EVERY: Final = 5.0
+_SHORTEST: Final = 0.05
+_LONGEST: Final = 1.0
+
+
+class Heartbeat(Service):
+    """Renews the leases of held jobs that are near their end, and puts off the retries of jobs that still run.
+
+    `told(key, attempt, reason)` is called in the heartbeat's thread with what a heartbeat answers of a job.
+    """
+
+    name = "heartbeat"
+
+    def __init__(
+        self,
+        dsn: str,
+        settings: Settings,
+        worker_id: UUID,
+        held: Mapping[bytes, Held],
+        told: Callable[[bytes, int, str], None],
+        life: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
+        sender: Sender,
+        membership: Membership | None = None,
+        alike: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Share the worker's dict of held jobs; `life` gives the parameters of worker_seen and of worker_started.
+
+        `alike(count)` is told how many live workers take the same jobs as this one, itself included.
+        """
+        super().__init__()
+        self._link = Link(dsn, settings, "pgqueue heartbeat")
+        self._worker_id = worker_id
+        self._lease = settings.lease
+        self._limit = settings.statement_limit
+        self._poll_cancels = settings.wake == "poll"
+        self._held = held
+        self._told = told
+        self._life = life
+        self._seen_at = 0.0
+        self._sender = sender
+        self._membership = membership
+        self._alike = alike
+        self._seen_every = _SEEN_EVERY if membership is None else SIGN_EVERY
+        self._counted_at = 0.0
+        self._cancels_at = 0.0
+        self.timeouts: dict[str, float] = {}
+        self.on_hold: dict[Held, float] = {}
+        self.let_go: list[Held] = []
+        self.interval = _LONGEST
+
+    def sign_soon(self) -> None:
+        """Give a sign of life now: something has changed. From any thread."""
+        self._seen_at = 0.0
+        self.nudge()
+
+    @property
+    def shortest_lease(self) -> float:
+        """What leases must have, in seconds, to be renewed in time without a nudge."""
+        return self.interval * 3
+
+    async def step(self) -> bool:
+        """Do what is due. A part that fails keeps none of the others from its work."""
+        held = list(self._held.values())
+        shortest = min((one.lease for one in held), default=_LONGEST * 8)
+        self.interval = min(max(shortest / 8, _SHORTEST), _LONGEST)
+        # A node that hangs must be given up while there is time to ask another.
+        self._link.limit = min(max(shortest / 3, _LONGEST), self._limit)
+        now = time.monotonic()
+        faults: list[Exception] = []
+        for part in (self._renew, self._ask_for_cancels, self._hold, self._give_sign, self._divide, self._count):
+            try:
+                await part(held, now)
+            except Exception as exc:
+                faults.append(exc)
+        if faults:
+            raise faults[0]
+        return False
+
+    async def _renew(self, held: list[Held], now: float) -> None:
+        due = [one for one in held if one.lease_until - now < one.lease * _RENEW_AT]
+        if not due:
+            return
+        asked_at = time.monotonic()
+        beats = await self._link.call(
+            calls.HEARTBEAT,
+            worker_id=self._worker_id,
+            job_ids=UuidArray([one.key for one in due]),
+            attempts=IntArray([one.number for one in due]),
+            lease=self._lease,
+        )
+        for one in due:
+            one.lease_until = asked_at + one.lease
+        for beat in beats:
+            self._told(beat.job_id, beat.attempt, beat.reason)
+
+    async def _ask_for_cancels(self, held: list[Held], now: float) -> None:
+        if not (self._poll_cancels and held and now - self._cancels_at >= _LONGEST):
+            return
+        self._cancels_at = now
+        keys = await self._link.call(calls.CANCEL_REQUESTS, job_ids=UuidArray([one.key for one in held]))
+        numbers = {one.key: one.number for one in held}
+        for key in keys:
+            self._told(key, numbers[key], "cancel")
+
+    async def _hold(self, held: list[Held], now: float) -> None:
+        gone = [self.let_go.pop() for _ in range(len(self.let_go))]
+        for one in gone:
+            self.on_hold.pop(one, None)
+        try:
+            await self._put_off(gone, 0.0)
+        except Exception:
+            self.let_go.extend(gone)
+            raise
+        due = [one for one, since in list(self.on_hold.items()) if now - since >= HOLD / 3]
+        kept = await self._put_off(due, HOLD)
+        for one in due:
+            if one.key in kept:
+                self.on_hold[one] = now
+            else:
+                self.on_hold.pop(one, None)
+
+    async def _put_off(self, some: list[Held], delay: float) -> set[bytes]:
+        if not some:
+            return set()
+        keys: list[bytes] = await self._link.call(
+            calls.HOLD_RETRY,
+            worker_id=self._worker_id,
+            job_ids=UuidArray([one.key for one in some]),
+            attempts=IntArray([one.number for one in some]),
+            delay=delay,
+        )
+        return set(keys)
+
+    async def _count(self, held: list[Held], now: float) -> None:
+        if now - self._counted_at >= _COUNTED_EVERY:
+            self._counted_at = now
+            if not await self._sender.flush(self._link):
+                self._seen_at = 0.0
+
+    async def _give_sign(self, held: list[Held], now: float) -> None:
+        if now - self._seen_at < self._seen_every:
+            return
+        seen, started = self._life()
+        known, timeouts, alike = await self._link.call(calls.WORKER_SEEN, worker_id=self._worker_id, **seen)
+        if not known:
+            await self._link.call(calls.WORKER_STARTED, worker_id=self._worker_id, **started)
+        self._alike(alike)
+        self.timeouts = {queue: milliseconds / 1000 for queue, milliseconds in (timeouts or {}).items()}
+        self._seen_at = time.monotonic()
+
+    async def _divide(self, held: list[Held], now: float) -> None:
+        if self._membership is not None:
+            await self._membership.step(self._link)
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._link.close()

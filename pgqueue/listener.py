@@ -1,0 +1,124 @@
+"""The listener: one connection that LISTENs, comes back after every failure, and says when bells may be missed."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import psycopg
+from psycopg.pq import ConnStatus
+
+from pgqueue import calls
+from pgqueue.connections import AsyncConnection, Link, connect_async, cut_off, hang_up, reading
+from pgqueue.errors import ConfigError, DatabaseUnavailable, PgqueueError, from_db
+from pgqueue.log import logger
+from pgqueue.settings import Settings
+
+_log: Final = logger("pgqueue.listener")
+_TEST_PATIENCE: Final = 3.0
+#: A connection that is quiet for so long is asked whether it still lives.
+_PROBE_EVERY: Final = 30.0
+
+
+class Listener:
+    """Listens on channels and tells `heard(channel, payload)`; after each connect `heard("", "")`."""
+
+    def __init__(
+        self, dsn: str, settings: Settings, channels: Iterable[str], heard: Callable[[str, str], None]
+    ) -> None:
+        """Open nothing yet. Raises ConfigError for an impossible channel."""
+        self._dsn = settings.listen_dsn or dsn
+        self._settings = settings
+        self._channels = list(channels)
+        self._statements = [calls.listen(channel) for channel in self._channels]
+        self._heard = heard
+        self._tests: dict[str, asyncio.Event] = {}
+        self.ready = asyncio.Event()
+        self._connection: AsyncConnection | None = None
+
+    async def run(self) -> None:
+        """Listen until cancelled, however often the connection breaks."""
+        pause = 0.1
+        while True:
+            try:
+                await self._listen()
+            except Exception as exc:
+                if self.ready.is_set():
+                    pause = 0.1
+                self.ready.clear()
+                known = isinstance(exc, PgqueueError)
+                _log.warning("listener lost its connection", error=f"{exc}", exc_info=not known)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, self._settings.poll_interval)
+
+    def cut_off(self) -> None:
+        """Break the connection, so that a cancelled `run` ends at once whatever it waits for."""
+        if self._connection is not None:
+            cut_off(self._connection)
+
+    async def test(self, link: Link) -> None:
+        """Ring our own bell over `link`, and raise ConfigError if the listener, once connected, does not hear it."""
+        await self.ready.wait()
+        token = f"test {secrets.token_hex(8)}"
+        self._tests[token] = heard = asyncio.Event()
+        try:
+            await link.call(calls.RING, channel=self._channels[0], payload=token)
+            async with asyncio.timeout(_TEST_PATIENCE):
+                await heard.wait()
+        except TimeoutError:
+            # A connection that broke meanwhile proves nothing.
+            if self.ready.is_set():
+                raise ConfigError(
+                    "LISTEN hears nothing on this connection, as behind a pooler in transaction mode; "
+                    "set PGQUEUE_LISTEN_DSN to a direct connection, or PGQUEUE_WAKE=poll"
+                ) from None
+        finally:
+            del self._tests[token]
+
+    async def _listen(self) -> None:
+        connection = self._connection = await connect_async(self._dsn, self._settings, "pgqueue listener")
+        try:
+            connection.add_notify_handler(lambda notice: self._tell(notice.channel, notice.payload))
+            await self._execute(connection, calls.STAY, *self._statements)
+            self.ready.set()
+            self._heard("", "")
+            broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            while True:
+                with reading(connection, lambda: self._read(connection, broken)):
+                    await asyncio.wait([broken], timeout=_PROBE_EVERY)
+                if broken.done():
+                    raise DatabaseUnavailable("the connection was closed") from broken.exception()
+                await self._execute(connection, calls.PROBE)
+        finally:
+            self._connection = None
+            hang_up(connection)
+
+    async def _execute(self, connection: AsyncConnection, *statements: str) -> None:
+        try:
+            async with asyncio.timeout(self._settings.statement_limit):
+                for statement in statements:
+                    await connection.execute(statement.encode())
+        except psycopg.Error as exc:
+            raise from_db(exc) from exc
+        except TimeoutError:
+            raise DatabaseUnavailable("the connection does not answer") from None
+
+    def _read(self, connection: AsyncConnection, broken: asyncio.Future[None]) -> None:
+        pgconn = connection.pgconn
+        try:
+            pgconn.consume_input()
+            while notice := pgconn.notifies():
+                self._tell(notice.relname.decode(), notice.extra.decode())
+        except psycopg.Error as exc:
+            if not broken.done():
+                broken.set_exception(exc)
+            return
+        if pgconn.status != ConnStatus.OK and not broken.done():
+            broken.set_result(None)
+
+    def _tell(self, channel: str, payload: str) -> None:
+        test = self._tests.get(payload)
+        if test is not None:
+            test.set()
+        else:
+            self._heard(channel, payload)

@@ -1,0 +1,107 @@
+-- Limits of depth and rate: what an INSERT owes to the queue that it fills.
+
+create function pgqueue.count_pending(queue text, most bigint) returns bigint
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+  set jit = off set enable_seqscan = off set enable_bitmapscan = off
+  as $$
+declare
+  low bigint;
+  found bigint;
+  counted bigint := 0;
+begin
+  -- From where claims begin, or dead entries would be walked. Volatile: each call looks anew.
+  for p in 0 .. 3 loop
+    low := coalesce((select c.low_seq from pgqueue.claim_starts c where c.queue = count_pending.queue and c.priority = p), 0);
+    select count(*) into found from (
+      select from pgqueue.jobs_live j
+       where j.status = 'pending' and j.queue = count_pending.queue and j.priority = p::smallint and j.seq >= low
+       order by j.seq limit most - counted) n;
+    counted := counted + found;
+    exit when counted >= most;
+  end loop;
+  return counted;
+end $$;
+comment on function pgqueue.count_pending(text, bigint) is 'How many jobs are pending in a queue, counted up to `most`.';
+
+create function pgqueue.check_depth(queue text, hard_limit bigint) returns bigint
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off set lock_timeout = '900ms'
+  as $$
+declare
+  depth bigint;
+begin
+  -- The bound in queue_depths was not enough to say yes. Count; near the limit one producer at a time. Near a small limit
+  -- is everywhere, since batches that others have not committed yet are in nobody's count.
+  if hard_limit > 10000 then
+    depth := pgqueue.count_pending(queue, hard_limit + 1);
+    if depth <= hard_limit / 4 then
+      return depth;
+    end if;
+  end if;
+  begin
+    perform pg_advisory_xact_lock(1885827430, hashtext(queue));
+  exception
+    -- Rather a batch too many than every producer behind one that leaves its transaction open.
+    when lock_not_available then null;
+  end;
+  depth := pgqueue.count_pending(queue, hard_limit + 1);
+  if depth > hard_limit then
+    raise exception 'queue "%" is full: more than % jobs are pending', queue, hard_limit
+      using errcode = 'PQ503', hint = 'Retry later, or raise hard_limit in pgqueue.queues.';
+  end if;
+  return depth;
+end $$;
+
+create function pgqueue.slow_down(queue text, soft_limit bigint, jobs bigint, low boolean) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  now_ms constant bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint;
+  used bigint;
+begin
+  -- Without sweeps nobody counts again what is left.
+  if not exists (select from pgqueue.sweep_state w where w.candidate_at > pgqueue.clock() - interval '40 seconds')
+     and pgqueue.count_pending(queue, soft_limit + 1) <= soft_limit then
+    return;
+  end if;
+  if low then
+    raise exception 'queue "%" sheds jobs of low priority: more than % jobs are pending', queue, soft_limit
+      using errcode = 'PQ503', hint = 'Retry later; shed_low and soft_limit in pgqueue.queues say so.';
+  end if;
+  -- A job is a millisecond of the bucket's time. A sequence, since whoever takes from it must not keep others waiting
+  -- until it commits. More than there is may be taken at once, by up to ten seconds: it is paid back by waiting.
+  select t.last_value into used from pgqueue.tokens t;
+  if used > now_ms then
+    raise exception 'queue "%" has more than % jobs pending, and producers of such queues share 1000 jobs a second', queue, soft_limit
+      using errcode = 'PQ429', detail = format('retry after %s s', round((used - now_ms) / 1000.0, 3)),
+            hint = 'Retry later, or raise soft_limit in pgqueue.queues.';
+  elsif used < now_ms - 1000 then
+    perform setval('pgqueue.tokens', now_ms - 1000);
+  end if;
+  perform nextval('pgqueue.tokens') from generate_series(1, least(jobs, 10000));
+end $$;
+comment on function pgqueue.slow_down(text, bigint, bigint, boolean) is
+  'Owed by an insert into a queue above its soft limit: refuses low jobs that are shed (PQ503), and jobs beyond 1,000 a second (PQ429).';
+
+create function pgqueue.take_rate(queue text, per_second integer, jobs bigint) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  name constant text := 'queue:' || queue;
+  now_is timestamptz;
+  b pgqueue.token_buckets;
+begin
+  -- Producers of a queue with a rate take turns. A batch may take more than there is: it is paid back by waiting.
+  insert into pgqueue.token_buckets (bucket, tokens, filled_at) values (name, per_second, clock_timestamp()) on conflict do nothing;
+  select t.* into b from pgqueue.token_buckets t where t.bucket = name for update;
+  now_is := clock_timestamp();
+  b.tokens := least(per_second, b.tokens + greatest(extract(epoch from now_is - b.filled_at), 0) * per_second);
+  if b.tokens < 1 then
+    raise exception 'queue "%" takes % jobs a second', queue, per_second
+      using errcode = 'PQ429', detail = format('retry after %s s', round(((1 - b.tokens) / per_second)::numeric, 3)),
+            hint = 'Retry later, or raise rate_per_second in pgqueue.queues.';
+  end if;
+  update pgqueue.token_buckets t set tokens = b.tokens - jobs, filled_at = now_is where t.bucket = name;
+end $$;
+comment on function pgqueue.take_rate(text, integer, bigint) is 'Holds a queue to its rate_per_second (PQ429).';

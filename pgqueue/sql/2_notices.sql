@@ -1,0 +1,65 @@
+-- Notices and bells: what watchers are told, and how sleeping workers are woken. A notice lost costs time only.
+
+create function pgqueue.watched() returns boolean
+  language sql stable
+  as $$ select exists (select from pgqueue.watchers w where w.expires_at > pgqueue.clock()) $$;
+
+create function pgqueue.event(
+  event text, job_id uuid, queue text, job_type text, was text, became text, attempt integer) returns jsonb
+  language sql stable
+  as $$
+    select pg_catalog.jsonb_build_object('event', event, 'job_id', job_id, 'queue', queue, 'job_type', job_type,
+      'from', was, 'to', became, 'attempt', attempt, 'at', pgqueue.clock())
+  $$;
+
+create function pgqueue.publish(events jsonb[]) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  batch text := '';
+  batches int := 0;
+  one text;
+  e jsonb;
+begin
+  -- NOTIFY takes at most 7,999 bytes; a watcher of a very large statement reads the table instead.
+  foreach e in array coalesce(events, '{}') loop
+    one := e::text;
+    if octet_length(batch) + octet_length(one) > 7800 then
+      perform pg_notify('pgqueue_status', '[' || batch || ']');
+      batches := batches + 1;
+      batch := '';
+      if batches = 40 then
+        perform pg_notify('pgqueue_status', '[{"event": "resync"}]');
+        return;
+      end if;
+    end if;
+    batch := case when batch = '' then one else batch || ',' || one end;
+  end loop;
+  if batch <> '' then
+    perform pg_notify('pgqueue_status', '[' || batch || ']');
+  end if;
+end $$;
+comment on function pgqueue.publish(jsonb[]) is 'Sends events to pgqueue_status, in batches that NOTIFY can carry.';
+
+create function pgqueue.ring(queue text, jobs bigint, job_types text[] default null) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+begin
+  if current_setting('pgqueue.wake', true) is not distinct from 'off' then
+    return;
+  end if;
+  -- Random, so that a bell which meets a worker that has just found work does not always meet the same one.
+  perform pg_notify(chosen.channel, ring.queue)
+     from (select w.channel from pgqueue.waiting w
+            where (w.queues is null or ring.queue = any (w.queues))
+              and (w.job_types is null or ring.job_types is null or w.job_types && ring.job_types)
+            order by random() limit least(ring.jobs, 64)) chosen;
+end $$;
+comment on function pgqueue.ring(text, bigint, text[]) is
+  'Wakes as many sleeping workers of a queue as there are new jobs, each on its own channel.';
+
+create function pgqueue.lower_cursor(queue text, priority smallint, seq bigint) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp
+  as $$ insert into pgqueue.lowered_cursors (queue, priority, seq) values (queue, priority, seq) $$;
+comment on function pgqueue.lower_cursor(text, smallint, bigint) is
+  'Owed by whoever makes a job pending without drawing a new seq, in the same transaction.';

@@ -1,0 +1,68 @@
+-- Workers that wait and those who watch.
+
+create function pgqueue.worker_started(
+  worker_id uuid, name text, hostname text, pid int, group_name text, queues text[], job_types text[], priorities smallint[],
+  concurrency int, version text)
+  returns void language sql security definer set search_path = pg_catalog, pg_temp
+  as $$
+    insert into pgqueue.workers as w (worker_id, name, hostname, pid, group_name, queues, job_types, priorities, concurrency, version, status)
+    values (worker_id, name, hostname, pid, group_name, queues, job_types, priorities, concurrency, version, 'starting')
+    on conflict (worker_id) do update
+       set name = excluded.name, hostname = excluded.hostname, pid = excluded.pid, group_name = excluded.group_name,
+           queues = excluded.queues, job_types = excluded.job_types, priorities = excluded.priorities,
+           concurrency = excluded.concurrency, version = excluded.version, last_heartbeat = pgqueue.clock()
+  $$;
+
+create function pgqueue.worker_seen(worker_id uuid, status text, jobs_processed bigint, jobs_failed bigint) returns boolean
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+begin
+  update pgqueue.workers w
+     set status = worker_seen.status, jobs_processed = worker_seen.jobs_processed, jobs_failed = worker_seen.jobs_failed,
+         last_heartbeat = pgqueue.clock()
+   where w.worker_id = worker_seen.worker_id and w.status <> 'stopped';
+  return found;
+end $$;
+comment on function pgqueue.worker_seen is 'A worker''s sign of life with its counters so far; false: its row is gone, register again.';
+
+create function pgqueue.worker_stopped(worker_id uuid) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp
+  as $$
+    delete from pgqueue.waiting w where w.worker_id = worker_stopped.worker_id;
+    update pgqueue.workers w set status = 'stopped', last_heartbeat = pgqueue.clock() where w.worker_id = worker_stopped.worker_id
+  $$;
+
+create function pgqueue.wait_for_work(worker_id uuid, queues text[], job_types text[], channel text) returns text[]
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+begin
+  insert into pgqueue.waiting as w (worker_id, channel, queues, job_types)
+    values (wait_for_work.worker_id, wait_for_work.channel, wait_for_work.queues, wait_for_work.job_types)
+    on conflict on constraint waiting_pkey do update
+       set channel = excluded.channel, queues = excluded.queues, job_types = excluded.job_types
+     where (w.channel, w.queues, w.job_types) is distinct from (excluded.channel, excluded.queues, excluded.job_types);
+  return null;
+end $$;
+comment on function pgqueue.wait_for_work is 'Asks for a bell on `channel` when jobs of these queues and types arrive. Ask open_writers() next.';
+
+create function pgqueue.stop_waiting(worker_id uuid) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp
+  as $$ delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id $$;
+
+create function pgqueue.writers_open(writers text[]) returns boolean
+  language sql volatile security definer set search_path = pg_catalog, pg_temp
+  as $$ select pgqueue.open_writers() && writers $$;
+comment on function pgqueue.writers_open(text[]) is
+  'Whether one of these transactions is still open: its INSERT may have looked for sleepers before a worker went to sleep.';
+
+create function pgqueue.watch(watcher_id uuid, ttl interval) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp
+  as $$
+    insert into pgqueue.watchers as w (watcher_id, expires_at) values (watcher_id, pgqueue.clock() + ttl)
+      on conflict (watcher_id) do update set expires_at = excluded.expires_at
+  $$;
+comment on function pgqueue.watch is 'Asks for status notices for as long as ttl; ask again before it ends.';
+
+create function pgqueue.unwatch(watcher_id uuid) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp
+  as $$ delete from pgqueue.watchers w where w.watcher_id = unwatch.watcher_id $$;

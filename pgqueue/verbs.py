@@ -1,0 +1,329 @@
+"""Verbs: each is written once, as a function from its arguments to a `Request`.
+
+`awaited` and `blocking` make the two methods of it that users see.
+"""
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from uuid import UUID
+
+from pgqueue import calls, tracing
+from pgqueue.calls import Call
+from pgqueue.connections import AsyncPool, SyncPool
+from pgqueue.errors import InvalidJob, InvalidPayload, JobCancelled, JobFailed, JobNotFound, NotFinished, as_seconds
+from pgqueue.job import EnqueuedJob, JobRow, NotJson, encode_json, priority_number
+from pgqueue.tasks import EnqueueOptions
+from pgqueue.wire import TextArray
+
+P = ParamSpec("P")
+T = TypeVar("T")
+JobId: TypeAlias = UUID | str | EnqueuedJob | JobRow
+
+
+class Intercept(Protocol):
+    """Answers requests in the place of a database, in tests."""
+
+    async def answer(self, request: "Request[Any]") -> Any:
+        """Return what the call would have."""
+
+
+class Pools(Protocol):
+    """What verbs run on when they are given no connection."""
+
+    def _sync_pool(self) -> SyncPool: ...
+
+    async def _async_pool(self) -> AsyncPool: ...
+
+    @property
+    def intercept(self) -> "Intercept | None":
+        """What answers in the place of the database, if anything does."""
+
+
+S = TypeVar("S", bound=Pools)
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[T]):
+    """One call with its parameters; `then` turns its value into the verb's (or raises).
+
+    With `wait` (seconds) it is made again until `then` no longer raises NotFinished.
+    """
+
+    call: Call[Any]
+    parameters: Mapping[str, object]
+    then: Callable[[Any], T] = field(default=lambda value: value)
+    connection: object = None
+    wait: float = 0
+
+
+def awaited(verb: Callable[Concatenate[S, P], Request[T]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Make the awaited method of a verb."""
+
+    @functools.wraps(verb)
+    async def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        request = verb(self, *args, **kwargs)
+        for pause in _until(request.wait):
+            try:
+                if self.intercept is not None:
+                    value = await self.intercept.answer(request)
+                elif request.connection is not None:
+                    value = await calls.run_async(request.connection, request.call, **request.parameters)
+                else:
+                    value = await (await self._async_pool()).run(request.call, **request.parameters)
+                return request.then(value)
+            except NotFinished:
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+        raise AssertionError
+
+    return method
+
+
+def blocking(verb: Callable[Concatenate[S, P], Request[T]]) -> Callable[Concatenate[S, P], T]:
+    """Make the method of a verb that blocks its thread."""
+
+    @functools.wraps(verb)
+    def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        request = verb(self, *args, **kwargs)
+        for pause in _until(request.wait):
+            try:
+                if self.intercept is not None:
+                    value = _finish(self.intercept.answer(request))
+                elif request.connection is not None:
+                    value = calls.run(request.connection, request.call, **request.parameters)
+                else:
+                    value = self._sync_pool().run(request.call, **request.parameters)
+                return request.then(value)
+            except NotFinished:
+                if pause is None:
+                    raise
+                time.sleep(pause)
+        raise AssertionError
+
+    return method
+
+
+def _finish(answer: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end from sync code, whether or not an event loop runs in this thread."""
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        return threads.submit(asyncio.run, answer).result()
+
+
+def _until(wait: float) -> Iterable[float | None]:
+    """Give pauses that grow from 5 to 250 ms until `wait` seconds are over, then None."""
+    deadline = time.monotonic() + wait
+    pause = 0.005
+    while (left := deadline - time.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(pause * 1.5, 0.25)
+    yield None
+
+
+# Parameters -----------------------------------------------------------------------------------------------------------
+
+MOST_RETRIES: Final = 1_000_000
+_ENQUEUE_NAMES: Final = frozenset(EnqueueOptions.__annotations__) - {"connection"}
+
+
+def enqueue_parameters(
+    job_type: str, payload: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> dict[str, object]:
+    """Return the parameters of calls.ENQUEUE for what a user gave; raises InvalidJob naming what is wrong."""
+    unknown = options.keys() - _ENQUEUE_NAMES
+    if unknown:
+        raise InvalidJob(f"unknown option {min(unknown)!r}; options are: {', '.join(sorted(_ENQUEUE_NAMES))}")
+    delay = as_seconds("delay", options.get("delay"))
+    timeout = timeout_ms(options.get("timeout"))
+    max_retries = options.get("max_retries")
+    if max_retries is not None and not (type(max_retries) is int and 0 <= max_retries <= MOST_RETRIES):
+        raise InvalidJob(
+            f"max_retries is {max_retries!r:.100}; it must be a whole number from 0 to {MOST_RETRIES}",
+            column="max_retries",
+        )
+    priority = options.get("priority")
+    job_id = options.get("job_id")
+    return {
+        "job_type": job_type,
+        "payload": None if payload is None else encoded("payload", payload),
+        "queue": options.get("queue"),
+        "priority": None if priority is None else priority_number(priority),
+        "scheduled_at": instant("scheduled_at", options.get("scheduled_at")),
+        "delay": None if delay is None else timedelta(seconds=delay),
+        "idempotency_key": options.get("idempotency_key"),
+        "max_retries": max_retries,
+        "retry_policy": encoded("retry_policy", options.get("retry_policy")),
+        "timeout_ms": timeout,
+        "expires_at": instant("expires_at", options.get("expires_at")),
+        "producer_id": options.get("producer_id"),
+        "ordering_key": options.get("ordering_key"),
+        "trace_context": encoded(
+            "trace_context", options.get("trace_context") or tracing.created(job_type, options.get("queue"))
+        ),
+        "job_id": None if job_id is None else id_text(job_id),
+    }
+
+
+#: The names of the arrays of calls.ENQUEUE_MANY, by the parameters of calls.ENQUEUE that they hold.
+_ARRAYS: Final = {
+    "payload": "payloads",
+    "queue": "queues",
+    "priority": "priorities",
+    "scheduled_at": "scheduled_at",
+    "delay": "delays_ms",
+    "idempotency_key": "idempotency_keys",
+    "max_retries": "max_retries",
+    "retry_policy": "retry_policies",
+    "timeout_ms": "timeouts_ms",
+    "expires_at": "expires_at",
+    "producer_id": "producer_ids",
+    "ordering_key": "ordering_keys",
+    "trace_context": "trace_contexts",
+    "job_id": "job_ids",
+}
+_TEXTS: Final = frozenset(
+    {"payload", "queue", "idempotency_key", "retry_policy", "producer_id", "ordering_key", "trace_context", "job_id"}
+)
+
+
+def many_parameters(
+    jobs: Iterable[Mapping[str, Any]], options_of: Callable[[str], Mapping[str, Any]]
+) -> dict[str, object]:
+    """Return the parameters of calls.ENQUEUE_MANY; `options_of` gives what applies to a job type.
+
+    Raises InvalidJob naming the job and what is wrong with it. An option that no job has is None rather than an array,
+    and an array ends with the last job that has the option.
+    """
+    job_types: list[str | None] = TextArray()
+    arrays: dict[str, list[Any]] = {}
+    defaults: dict[str, Mapping[str, Any]] = {}
+    # One span for all of them.
+    context: dict[str, str] | None = None
+    wanted = list(jobs)
+    for index, job in enumerate(wanted):
+        options = dict(job)
+        job_type = options.pop("job_type", None) or options.pop("type", None)
+        if not isinstance(job_type, str):
+            raise InvalidJob(f"jobs[{index}] has no job_type", column="job_type")
+        payload = options.pop("payload", None)
+        if job_type not in defaults:
+            defaults[job_type] = options_of(job_type)
+        if not index:
+            context = tracing.created(job_type, options.get("queue"), len(wanted))
+        options = {**defaults[job_type], **given(options)}
+        if context is not None:
+            options.setdefault("trace_context", context)
+        try:
+            values = enqueue_parameters(job_type, None, options) if options else {}
+        except InvalidJob as exc:
+            raise type(exc)(f"jobs[{index}]: {exc}", column=exc.column) from None
+        values["payload"] = encoded(f"jobs[{index}]['payload']", payload, "payload")
+        job_types.append(job_type)
+        for name, array_name in _ARRAYS.items():
+            value: Any = values.get(name)
+            if value is None:
+                continue
+            if name == "delay":
+                value = round(cast(timedelta, value).total_seconds() * 1000)
+            array = arrays.get(array_name)
+            if array is None:
+                array = arrays[array_name] = TextArray() if name in _TEXTS else []
+            if len(array) < index:
+                array.extend([None] * (index - len(array)))
+            array.append(value)
+    return {"job_types": job_types, **{name: arrays.get(name) for name in _ARRAYS.values()}}
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that say something."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def encoded(name: str, value: object, column: str | None = None) -> str | None:
+    """Return a mapping as JSON text; raises InvalidPayload naming what cannot be stored."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise InvalidPayload(
+            f"{name} is {type(value).__name__} {value!r:.80}; it must be a mapping", column=column or name
+        )
+    try:
+        return encode_json(value if isinstance(value, dict) else dict(value), name).decode()
+    except NotJson as exc:
+        raise InvalidPayload(str(exc), column=column or name) from None
+
+
+def timeout_ms(timeout: float | timedelta | None) -> int | None:
+    """Return a time limit as the milliseconds that are stored, None for None; raises InvalidJob."""
+    seconds = as_seconds("timeout", timeout)
+    if seconds is None:
+        return None
+    if seconds < 0.001:
+        raise InvalidJob(f"timeout is {timeout!r}; it must be a millisecond or more", column="timeout_ms")
+    return min(round(seconds * 1000), 2**31 - 1)
+
+
+def instant(name: str, value: Any) -> Any:
+    """Return a datetime that names its zone, None for None; raises InvalidJob."""
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise InvalidJob(f"{name} is {value!r}; it must be a datetime", column=name)
+    if value.utcoffset() is None:
+        raise InvalidJob(f"{name} is {value.isoformat()} without a time zone; give it one, such as UTC", column=name)
+    return value
+
+
+def id_text(job_id: JobId) -> str:
+    """Return a job's id as text; raises InvalidJob for what is none."""
+    if isinstance(job_id, (EnqueuedJob, JobRow)):
+        job_id = job_id.job_id
+    try:
+        return str(job_id if isinstance(job_id, UUID) else UUID(str(job_id)))
+    except ValueError:
+        raise InvalidJob(f"job_id is {str(job_id)!r:.100}; it must be a UUID", column="job_id") from None
+
+
+def filters(
+    job_type: str | None, queue: str | None, since: datetime | None, until: datetime | None, max_jobs: int | None
+) -> dict[str, object]:
+    """Return the parameters by which dead letters are chosen."""
+    return {
+        "job_type": job_type,
+        "queue": queue,
+        "since": instant("since", since),
+        "until": instant("until", until),
+        "max_jobs": max_jobs,
+    }
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+
+
+def found(row: JobRow | None, job_id: JobId) -> JobRow:
+    """Return the row; raises JobNotFound without one."""
+    if row is None:
+        raise JobNotFound(f"there is no job {id_text(job_id)}; it never was, or its time to live has passed")
+    return row
+
+
+def ended(row: JobRow) -> JobRow:
+    """Return the row of a job that has ended; raises NotFinished."""
+    if not row.finished:
+        raise NotFinished(f"job {row.job_id} is {row.status}; it has not ended")
+    return row
+
+
+def result_of(row: JobRow) -> Any:
+    """Return the result of a completed job; raises what stands for any other end."""
+    if ended(row).status == "completed":
+        return row.result
+    if row.status == "cancelled":
+        raise JobCancelled(f"job {row.job_id} was cancelled")
+    raise JobFailed(f"job {row.job_id} is a dead letter: {row.error or 'no error was recorded'}")

@@ -1,0 +1,89 @@
+"""What connections of ours send and read in PostgreSQL's binary format without making objects on the way."""
+
+import struct
+from typing import cast
+
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Dumper
+from psycopg.pq import Format
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
+
+
+class UuidArray(list[bytes]):
+    """A uuid[] parameter from ids of 16 bytes."""
+
+
+class IntArray(list[int]):
+    """An int[] parameter."""
+
+
+class TextArray(list[str | None]):
+    """A text[] parameter, None for SQL null. To a connection that was not taught it is a list."""
+
+
+class JsonArray(list[bytes | None]):
+    """A jsonb[] parameter from encoded JSON, None for SQL null."""
+
+
+def _array(oid: int, length: int, items: bytes, nulls: bool = False) -> bytes:
+    if not length:
+        return struct.pack("!iiI", 0, 0, oid)
+    return struct.pack("!iiIii", 1, nulls, oid, length, 1) + items
+
+
+class _UuidArrayDumper(Dumper):
+    format = Format.BINARY
+    oid = 2951
+
+    def dump(self, obj: UuidArray) -> Buffer | None:
+        return _array(2950, len(obj), b"".join([b"\0\0\0\x10" + item for item in obj]))
+
+
+class _IntArrayDumper(Dumper):
+    format = Format.BINARY
+    oid = 1007
+
+    def dump(self, obj: IntArray) -> Buffer | None:
+        sized = [part for item in obj for part in (4, item)]
+        return _array(23, len(obj), struct.pack(f"!{len(sized)}i", *sized))
+
+
+class _TextArrayDumper(Dumper):
+    format = Format.BINARY
+    oid = 1009
+
+    def dump(self, obj: TextArray) -> Buffer | None:
+        if None in obj:
+            items = [
+                b"\xff\xff\xff\xff" if item is None else len(text := item.encode()).to_bytes(4, "big") + text
+                for item in obj
+            ]
+        else:
+            items = [len(text := cast(str, item).encode()).to_bytes(4, "big") + text for item in obj]
+        return _array(25, len(obj), b"".join(items), None in obj)
+
+
+class _JsonArrayDumper(Dumper):
+    format = Format.BINARY
+    oid = 3807
+
+    def dump(self, obj: JsonArray) -> Buffer | None:
+        items = [
+            b"\xff\xff\xff\xff" if item is None else (len(item) + 1).to_bytes(4, "big") + b"\x01" + item for item in obj
+        ]
+        return _array(3802, len(obj), b"".join(items), None in obj)
+
+
+def send_arrays(adapters: AdaptersMap) -> None:
+    """Teach a connection to send the arrays above."""
+    adapters.register_dumper(UuidArray, _UuidArrayDumper)
+    adapters.register_dumper(IntArray, _IntArrayDumper)
+    adapters.register_dumper(TextArray, _TextArrayDumper)
+    adapters.register_dumper(JsonArray, _JsonArrayDumper)
+
+
+def read_raw(adapters: AdaptersMap) -> None:
+    """Teach a connection to read uuid as 16 bytes and timestamptz as microseconds since 2000."""
+    adapters.register_loader("uuid", ByteaBinaryLoader)
+    adapters.register_loader("timestamptz", Int8BinaryLoader)
