@@ -1,0 +1,277 @@
+"""Access: whose request it is and what it may do.
+
+Keys are looked up in the database for every request, so that a revoked key ends at once; requests that arrive while a
+look-up is on its way share the next one.
+"""
+
+import asyncio
+import functools
+import hmac
+import ipaddress
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final, Literal
+
+from pgqueue import calls_rest
+from pgqueue.api.problems import CrossSite, Forbidden, Unauthenticated
+from pgqueue.errors import PgqueueError, RateLimitedError
+
+Scope = Literal["submit", "read", "operate", "admin"]
+SCOPES: Final[tuple[Scope, ...]] = ("submit", "read", "operate", "admin")
+_INCLUDED: Final[dict[str, frozenset[str]]] = {
+    "submit": frozenset({"submit"}),
+    "read": frozenset({"read"}),
+    "operate": frozenset({"operate", "read"}),
+    "admin": frozenset(SCOPES),
+}
+_PREFIX: Final = "pgq_"
+_SHOWN: Final = 12
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_NOTE_USE_EVERY: Final = 30.0
+_FORGET_TOKENS_AFTER: Final = 1.0
+RunCall = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asks. `name` is None for a local request to an API without keys; `digest` is the hash of the key."""
+
+    name: str | None
+    scopes: frozenset[str]
+    rate: int | None = None
+    digest: bytes | None = None
+
+    @property
+    def actor(self) -> str:
+        """Who the audit says it was."""
+        return f"key {self.name}" if self.name is not None else "api"
+
+    def require(self, scope: str) -> None:
+        """Raise Forbidden unless the identity has a scope."""
+        if scope not in self.scopes:
+            raise Forbidden(f"this needs a key with the scope {scope}", required_scope=scope)
+
+
+EVERYBODY: Final = Identity(None, frozenset(SCOPES))
+
+
+def new_key() -> tuple[str, bytes, str]:
+    """Return a new key, its SHA-256, and the beginning of it that may be shown later."""
+    key = _PREFIX + secrets.token_urlsafe(32)
+    return key, hash_of(key), key[:_SHOWN]
+
+
+def hash_of(key: str) -> bytes:
+    """Return the SHA-256 of a key, which is all that is stored: a key has 256 random bits, so it needs no salt."""
+    return sha256(key.encode()).digest()
+
+
+@functools.lru_cache(maxsize=1024)
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def is_local_address(host: str) -> bool:
+    """Say whether a host is an address that only this machine reaches."""
+    address = _address(host)
+    if address is None:
+        return False
+    return bool((getattr(address, "ipv4_mapped", None) or address).is_loopback)
+
+
+def is_local(host: str | None) -> bool:
+    """Say whether a peer is on this machine; what is no address is a socket file or a test client."""
+    return host is None or _address(host) is None or is_local_address(host)
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_this_machine(host: str) -> bool:
+    """Say whether a Host header names this machine and not a site that resolves to it."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    name = name.strip("[]").lower()
+    return name == "localhost" or name.endswith(".localhost") or is_local_address(name)
+
+
+class _Lookups:
+    """Look-ups of keys, each begun after the requests that it answers had arrived."""
+
+    def __init__(self, run: RunCall) -> None:
+        self._run = run
+        self._waiting: list[tuple[bytes | None, asyncio.Future[tuple[bool, dict[str, Any] | None]]]] = []
+        self._flight: asyncio.Task[None] | None = None
+
+    async def find(self, digest: bytes | None) -> tuple[bool, dict[str, Any] | None]:
+        """Return whether there is any key, and what the key with this hash is, None unless it is in force."""
+        told: asyncio.Future[tuple[bool, dict[str, Any] | None]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((digest, told))
+        if self._flight is None:
+            self._flight = asyncio.get_running_loop().create_task(self._fly())
+        return await told
+
+    async def _fly(self) -> None:
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                await self._answer(waiting)
+        finally:
+            self._flight = None
+
+    async def _answer(
+        self, waiting: list[tuple[bytes | None, asyncio.Future[tuple[bool, dict[str, Any] | None]]]]
+    ) -> None:
+        try:
+            known = await self._run(
+                calls_rest.CHECK_KEYS, hashes=list({digest for digest, _ in waiting if digest is not None})
+            )
+        except Exception as exc:
+            for _, told in waiting:
+                if not told.done():
+                    told.set_exception(exc)
+            return
+        for digest, told in waiting:
+            if told.done():
+                continue
+            found = None
+            for held, key in known["good"].items():
+                if hmac.compare_digest(bytes.fromhex(held), digest or b""):
+                    found = key
+            told.set_result((known["any"], found))
+
+
+class Access:
+    """Decides about requests. `hosts`: names besides this machine's own under which an API without keys is reached."""
+
+    def __init__(self, run: RunCall, hosts: frozenset[str] = frozenset()) -> None:
+        """`run` runs a call of pgqueue.calls."""
+        self._run = run
+        self._hosts = hosts
+        self._lookups = _Lookups(run)
+        #: Whether there was a key at the last look; None: nobody has looked.
+        self.any_key: bool | None = None
+        self._tokens: dict[str, _Tokens] = {}
+        self._used: set[str] = set()
+        self._noted_at = 0.0
+        self._noting: asyncio.Task[None] | None = None
+
+    async def identify(self, scope: Any) -> Identity:
+        """Return who asks; raises Unauthenticated, CrossSite, RateLimitedError."""
+        headers = {name: value for name, value in scope["headers"] if name in _LOOKED_AT}
+        key = _bearer(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        digest = None if key is None else hash_of(key)
+        self.any_key, found = await self._lookups.find(digest)
+        if found is not None:
+            identity = _identity(found, digest)
+            await self._keep_rate(identity)
+            self._note_use(identity)
+            return identity
+        if key is not None:
+            raise Unauthenticated("the key is unknown, revoked or expired")
+        if self.any_key:
+            raise Unauthenticated("give a key: Authorization: Bearer KEY")
+        self._check_local(scope, headers)
+        return EVERYBODY
+
+    async def ended(self, digests: Collection[bytes | None]) -> set[bytes | None]:
+        """Return those of keys, None for no key, that are no longer let in; raises DatabaseUnavailable."""
+        known = await self._run(calls_rest.CHECK_KEYS, hashes=[digest for digest in digests if digest is not None])
+        good = {bytes.fromhex(held) for held in known["good"]}
+        return {digest for digest in digests if (known["any"] if digest is None else digest not in good)}
+
+    async def open_to_all(self) -> bool:
+        """Say whether there is no key, so that every local request may do everything; raises DatabaseUnavailable."""
+        self.any_key, _ = await self._lookups.find(None)
+        return not self.any_key
+
+    def _check_local(self, scope: Any, headers: dict[bytes, bytes]) -> None:
+        peer = scope.get("client")
+        if not is_local(peer[0] if peer else None):
+            raise Unauthenticated("without any key only this machine is served; create one: pgqueue keys create NAME")
+        host = headers.get(b"host", b"").decode("latin-1")
+        if (
+            peer
+            and _address(peer[0]) is not None
+            and not (_names_this_machine(host) or host.partition(":")[0] in self._hosts)
+        ):
+            raise CrossSite(f"without any key requests must name this machine, not {host!r}, as their host")
+        if scope["method"] not in _SAFE and headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+            raise CrossSite("a page of another site sent this")
+
+    async def _keep_rate(self, identity: Identity) -> None:
+        if identity.rate is None or identity.name is None:
+            return
+        tokens = self._tokens.setdefault(identity.name, _Tokens())
+        await tokens.take(identity.name, identity.rate, self._run)
+
+    def _note_use(self, identity: Identity) -> None:
+        assert identity.name is not None
+        self._used.add(identity.name)
+        now = time.monotonic()
+        if now - self._noted_at > _NOTE_USE_EVERY and self._noting is None:
+            self._noted_at = now
+            self._noting = asyncio.get_running_loop().create_task(self._note())
+
+    async def _note(self) -> None:
+        names, self._used = sorted(self._used), set()
+        try:
+            await self._run(calls_rest.KEYS_USED, names=names)
+        except PgqueueError:
+            # It is only for people; the next minute notes it.
+            self._noted_at = 0.0
+        finally:
+            self._noting = None
+
+
+_LOOKED_AT: Final = frozenset({b"authorization", b"x-api-key", b"host", b"sec-fetch-site"})
+
+
+def _bearer(authorization: bytes | None, x_api_key: bytes | None) -> str | None:
+    if authorization is not None:
+        kind, _, key = authorization.decode("latin-1").partition(" ")
+        if kind.lower() != "bearer" or not key.strip():
+            raise Unauthenticated("Authorization must be: Bearer KEY")
+        return key.strip()
+    return None if x_api_key is None else x_api_key.decode("latin-1").strip()
+
+
+def _identity(found: dict[str, Any], digest: bytes | None) -> Identity:
+    scopes = frozenset[str]().union(*(_INCLUDED[scope] for scope in found["scopes"]))
+    return Identity(found["name"], scopes, found["rate"], digest)
+
+
+class _Tokens:
+    """What one process has leased of a key's rate. Processes share the bucket in the database."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._leased_at = 0.0
+        self._empty_until = 0.0
+        self._turn = asyncio.Lock()
+
+    async def take(self, name: str, rate: int, run: RunCall) -> None:
+        """Use one token; raises RateLimitedError."""
+        async with self._turn:
+            now = time.monotonic()
+            if now - self._leased_at > _FORGET_TOKENS_AFTER:
+                self._left = 0
+            if self._left == 0:
+                if now < self._empty_until:
+                    raise _too_many(rate, self._empty_until - now)
+                # A tenth of a second's worth: few enough that processes share fairly, many enough to ask seldom.
+                granted, retry_ms = await run(
+                    calls_rest.LEASE_TOKENS, bucket=f"key:{name}", per_second=rate, wanted=max(1, rate // 10)
+                )
+                if granted == 0:
+                    self._empty_until = now + retry_ms / 1000
+                    raise _too_many(rate, retry_ms / 1000)
+                self._left, self._leased_at = granted, now
+            self._left -= 1
+
+
+def _too_many(rate: int, seconds: float) -> RateLimitedError:
+    return RateLimitedError(f"this key may send {rate} requests a second", retry_after=seconds)

@@ -1,0 +1,72 @@
+"""The guard: what every request passes before its handler, and every answer before it leaves."""
+
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Receive, Send
+from litestar.types import Scope as AsgiScope
+
+from pgqueue.api.access import EVERYBODY, Identity
+from pgqueue.api.headers import add_strict_headers
+from pgqueue.api.problems import Fault, Invalid
+from pgqueue.api.slashes import give_slashes_back
+
+_IDENTITY: Final = "pgqueue_identity"
+
+
+class Guard:
+    """Middleware of the API's router: keys, scopes, rates, unknown parameters, strict headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """`app` is what comes next."""
+        self.app = app
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Let a request in or raise what refuses it."""
+        if scope["type"] != ScopeType.HTTP:
+            await self.app(scope, receive, send)
+            return
+
+        async def send_strictly(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message["headers"])
+                if scope["method"] == "OPTIONS":
+                    # The framework names only the methods of one of the path's handlers.
+                    headers = [(b"allow", _methods(scope).encode())]
+                message["headers"] = add_strict_headers(scope, headers)
+            await send(message)
+
+        give_slashes_back(scope)
+        opt = scope["route_handler"].opt
+        needs = opt.get("needs")
+        api = scope["litestar_app"].state.pgqueue
+        if needs is not None and scope["method"] != "OPTIONS":
+            identity: Identity = EVERYBODY if api.config.trusted else await api.access.identify(scope)
+            scope.setdefault("state", {})[_IDENTITY] = identity
+            identity.require(needs)
+        known = opt.get("query")
+        if known is not None and scope["query_string"]:
+            _refuse_unknown(scope["query_string"], known)
+        await self.app(scope, receive, send_strictly)
+
+
+def identity_of(scope: Any) -> Identity:
+    """Return whose request it is."""
+    identity: Identity = scope["state"][_IDENTITY]
+    return identity
+
+
+def _methods(scope: Any) -> str:
+    routes = scope["litestar_app"].routes
+    methods = {method for route in routes if route.path == scope["path_template"] for method in route.methods}
+    return ", ".join(sorted(methods))
+
+
+def _refuse_unknown(query: bytes, known: frozenset[str]) -> None:
+    # A filter that is misspelt and ignored would choose everything.
+    for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        if name not in known:
+            raise Invalid(
+                f"unknown query parameter {name!r}", faults=[Fault("unknown query parameter", parameter=name[:100])]
+            )
