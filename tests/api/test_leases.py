@@ -1,0 +1,166 @@
+"""/leases: a worker over HTTP, its fences, and its long poll."""
+
+import threading
+import time
+import uuid
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from tests.api.conftest import Api, MakeLive
+from tests.api.problems import problem
+from tests.conftest import Connect
+from tests.meet import wait_until
+
+
+@pytest.fixture
+def worker() -> str:
+    """The id of a worker's process."""
+    return str(uuid.uuid4())
+
+
+def enqueue(api: Api, count: int = 1, **options: Any) -> list[str]:
+    return [
+        api.post("/jobs", json={"type": "a", "payload": {"n": n}, **options}).json()["job_id"] for n in range(count)
+    ]
+
+
+def claim(api: Api, worker: str, **options: Any) -> list[dict[str, Any]]:
+    answer = api.post("/leases/claim", json={"worker_id": worker, **options})
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["jobs"])
+
+
+def held(*jobs: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"job_id": job["job_id"], "attempt": job["attempts"]} for job in jobs]
+
+
+def test_jobs_are_claimed_and_completed(api: Api, worker: str) -> None:
+    ids = enqueue(api, 3)
+    jobs = claim(api, worker, max_jobs=2)
+    assert [job["job_id"] for job in jobs] == ids[:2]
+    assert [(job["status"], job["attempts"], job["worker_id"]) for job in jobs] == [("processing", 1, worker)] * 2
+    done = api.post(
+        "/leases/complete",
+        json={
+            "worker_id": worker,
+            "jobs": [{**held(jobs[0])[0], "result": {"big": 1970670598291982290}}, *held(jobs[1])],
+        },
+    ).json()
+    assert (sorted(done["accepted"]), done["lost"]) == (sorted(ids[:2]), [])
+    assert api.get(f"/jobs/{ids[0]}/result").json()["result"] == {"big": 1970670598291982290}
+    again = api.post("/leases/complete", json={"worker_id": worker, "jobs": held(*jobs)}).json()
+    assert (again["accepted"], sorted(again["lost"])) == ([], sorted(ids[:2]))
+
+
+def test_a_zombie_gets_nothing_accepted(api: Api, worker: str, connection: psycopg.Connection[Any]) -> None:
+    [job_id] = enqueue(api)
+    [job] = claim(api, worker, lease_ms=100)
+    time.sleep(0.15)
+    connection.execute("select pgqueue.sweep()")
+    [again] = claim(api, str(uuid.uuid4()))
+    assert (again["job_id"], again["attempts"], again["lost"]) == (job_id, 2, 1)
+    body = {"worker_id": worker, "jobs": held(job)}
+    assert api.post("/leases/heartbeat", json=body).json() == {"lost": held(job), "cancel": []}
+    assert api.post("/leases/complete", json=body).json() == {"accepted": [], "lost": [job_id]}
+    assert api.post("/leases/release", json=body).json() == {"accepted": [], "lost": [job_id]}
+    failed = {"worker_id": worker, "jobs": [{**held(job)[0], "error": {"message": "late"}}]}
+    assert api.post("/leases/fail", json=failed).json() == {"jobs": [{"job_id": job_id, "status": None}]}
+    assert api.get(f"/jobs/{job_id}").json()["worker_id"] == again["worker_id"]
+
+
+def test_failures_are_retried_or_dead_letters(api: Api, worker: str) -> None:
+    enqueue(api, 3)
+    one, two, three = claim(api, worker, max_jobs=3)
+    error = {"type": "Boom", "message": "x" * 100_000, "traceback": "line 1"}
+    answer = api.post(
+        "/leases/fail",
+        json={
+            "worker_id": worker,
+            "jobs": [
+                {**held(one)[0], "error": error, "retry_in_ms": 0},
+                {**held(two)[0], "error": error, "retryable": False},
+            ],
+        },
+    ).json()
+    assert {job["job_id"]: job["status"] for job in answer["jobs"]} == {
+        one["job_id"]: "failed",
+        two["job_id"]: "dead_letter",
+    }
+    record = api.get(f"/jobs/{one['job_id']}").json()
+    assert record["errors"][0]["type"] == "Boom"
+    assert len(record["errors"][0]["message"]) < 40_000
+    api.post(f"/jobs/{three['job_id']}/cancel")
+    beat = api.post("/leases/heartbeat", json={"worker_id": worker, "jobs": held(three)}).json()
+    assert beat == {"lost": [], "cancel": held(three)}
+    ended = api.post("/leases/complete", json={"worker_id": worker, "jobs": held(three)}).json()
+    assert ended["accepted"] == [three["job_id"]]
+    assert api.get(f"/jobs/{three['job_id']}").json()["status"] == "cancelled"
+
+
+def test_jobs_are_given_back_put_off_and_reported_on(api: Api, worker: str) -> None:
+    ids = enqueue(api, 3)
+    one, two, three = claim(api, worker, max_jobs=3)
+    assert api.post("/leases/release", json={"worker_id": worker, "jobs": held(one)}).json()["accepted"] == [ids[0]]
+    assert [(job["job_id"], job["attempts"]) for job in claim(api, worker)] == [(ids[0], 1)]
+    snoozed = api.post(
+        "/leases/snooze", json={"worker_id": worker, "jobs": [{**held(two)[0], "delay_ms": 60_000}]}
+    ).json()
+    assert snoozed == {"jobs": [{"job_id": ids[1], "status": "submitted"}]}
+    report = {**held(three)[0], "progress": {"done": 1, "of": 3}}
+    assert api.post("/leases/progress", json={"worker_id": worker, "jobs": [report]}).json()["accepted"] == [ids[2]]
+    assert api.get(f"/jobs/{ids[2]}").json()["progress"] == {"done": 1, "of": 3}
+
+
+def test_claims_choose_by_queue_type_and_priority(api: Api, worker: str) -> None:
+    for queue, kind, priority in (("a", "x", "low"), ("a", "y", "critical"), ("b", "x", "normal")):
+        enqueue(api, queue=queue, type=kind, priority=priority)
+    assert claim(api, worker, queues=["c"]) == []
+    assert [job["type"] for job in claim(api, worker, queues=["a"], job_types=["x"], max_jobs=5)] == ["x"]
+    assert [job["queue"] for job in claim(api, worker, priorities=["normal"], max_jobs=5)] == ["b"]
+    assert [job["priority"] for job in claim(api, worker, max_jobs=5)] == [0]
+    for body in (
+        {},
+        {"worker_id": "x"},
+        {"worker_id": worker, "max_jobs": 0},
+        {"worker_id": worker, "wait_ms": 99_999},
+    ):
+        problem(api.post("/leases/claim", json=body), 422, "invalid-request")
+
+
+def test_a_long_poll_ends_with_the_first_job(live: MakeLive, worker: str, connect: Connect) -> None:
+    api = live()
+    session = connect()
+
+    def later() -> None:
+        time.sleep(0.5)
+        session.execute("insert into pgqueue.jobs (job_type, queue) values ('a', 'q')")
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    begun = time.monotonic()
+    answer = api.http.post("/leases/claim", json={"worker_id": worker, "queues": ["q"], "wait_ms": 20_000})
+    waited = time.monotonic() - begun
+    thread.join()
+    assert len(answer.json()["jobs"]) == 1
+    assert 0.4 < waited < 3
+    begun = time.monotonic()
+    assert api.http.post("/leases/claim", json={"worker_id": worker, "wait_ms": 400}).json() == {"jobs": []}
+    assert 0.3 < time.monotonic() - begun < 3
+    assert session.execute("select count(*) from pgqueue.waiting").fetchone() == (0,)
+    [shown] = api.http.get("/workers").json()["items"]
+    assert (shown["worker_id"], shown["hostname"], shown["live"]) == (worker, "http", True)
+
+
+def test_a_worker_that_hung_up_gets_no_job(live: MakeLive, worker: str, connect: Connect) -> None:
+    api = live()
+    with pytest.raises(httpx.ReadTimeout):
+        api.http.post("/leases/claim", json={"worker_id": worker, "wait_ms": 20_000}, timeout=0.5)
+    session = connect()
+    session.execute("insert into pgqueue.jobs (job_type) values ('a')")
+    time.sleep(1)
+    rows = session.execute("select status, attempts from pgqueue.jobs").fetchall()
+    assert rows == [("pending", 0)]
+    wait_until(lambda: session.execute("select count(*) from pgqueue.waiting").fetchone() == (0,))

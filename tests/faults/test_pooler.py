@@ -1,0 +1,126 @@
+"""PgBouncer in transaction mode in front of the database."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pgqueue.programs import free_port, identity_for
+from tests.api.conftest import Served
+from tests.meet import wait_until
+from tests.python.apps import MARKS
+from tests.python.running import CHECKOUT, command, eventually, make_app, worker_process
+
+Session = psycopg.Connection[Any]
+QUICK = {"PGQUEUE_SWEEP_INTERVAL": "0.5", "PGQUEUE_POLL_INTERVAL": "30"}
+PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+
+pytestmark = [
+    pytest.mark.skipif(PGBOUNCER is None, reason="PgBouncer is not installed"),
+    pytest.mark.timeout(120),
+]
+
+
+@contextmanager
+def pgbouncer(dsn: str, folder: Path, pool: int = 8) -> Iterator[str]:
+    """A DSN that goes through PgBouncer in transaction mode with so many connections."""
+    assert PGBOUNCER is not None
+    given = conninfo_to_dict(dsn)
+    port = free_port()
+    folder.chmod(0o755)
+    (folder / "users.txt").write_text(f'"{given["user"]}" ""\n')
+    (folder / "pgbouncer.ini").write_text(
+        f"""[databases]
+* = host={given["host"]} port={given["port"]}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {folder / "users.txt"}
+pool_mode = transaction
+default_pool_size = {pool}
+max_client_conn = 500
+ignore_startup_parameters = extra_float_digits
+"""
+    )
+    with identity_for(folder).popen(
+        [PGBOUNCER, folder / "pgbouncer.ini"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        through = make_conninfo("", host="127.0.0.1", port=port, user=given["user"], dbname=given["dbname"])
+
+        def answers() -> bool:
+            try:
+                with psycopg.connect(through, prepare_threshold=None, connect_timeout=2):
+                    return True
+            except psycopg.OperationalError:
+                assert process.poll() is None, "PgBouncer ended"
+                return False
+
+        try:
+            wait_until(answers, 10)
+            yield through
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def through(database: str, connection: Session, tmp_path: Path) -> Iterator[str]:
+    connection.execute(MARKS)
+    with pgbouncer(database, tmp_path) as dsn:
+        yield dsn
+
+
+def test_all_parts_work_through_it_and_bells_come_directly(database: str, connection: Session, through: str) -> None:
+    variables = {**QUICK, "PGQUEUE_PREPARE": "off", "PGQUEUE_LISTEN_DSN": database}
+    with (
+        worker_process(through, **variables),
+        worker_process(through, **variables),
+        command(through, "scheduler", **variables),
+        make_app(through, prepare=False) as app,
+    ):
+        api = Served(through, env=variables)
+        try:
+            body = {"jobs": [{"type": "noop"}] * 250}
+            assert api.http.post("/jobs/batch", json=body).status_code == 201
+            app.enqueue_many_sync([{"job_type": "noop"}] * 240 + [{"job_type": "noop", "delay": 1}] * 10)
+            done = "select count(*) from pgqueue.jobs where status = 'completed'"
+            eventually(lambda: connection.execute(done).fetchone() == (500,), 60)
+            # Workers sleep and look only every 30 s: what starts a job at once is the bell.
+            time.sleep(3)
+            row = app.finished_job_sync(app.enqueue_sync("noop"), wait=20)
+            assert row.started_at is not None
+            assert (row.started_at - row.created_at).total_seconds() < 5
+            with api.http.stream("GET", f"/jobs/{row.job_id}/events") as events:
+                assert "job.completed" in events.read().decode()
+            assert api.http.get("/health/ready").status_code == 200
+        finally:
+            api.close()
+
+
+def test_a_worker_that_would_not_hear_refuses_to_start(through: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "pgqueue", "worker", "tests.python.apps:app"],
+        cwd=CHECKOUT, env={**os.environ, "PGQUEUE_DSN": through, "PGQUEUE_PREPARE": "off"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert process.returncode != 0
+    assert "PGQUEUE_LISTEN_DSN" in process.stderr
+    assert "PGQUEUE_WAKE=poll" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_polling_needs_no_direct_connection(connection: Session, through: str) -> None:
+    variables = {"PGQUEUE_PREPARE": "off", "PGQUEUE_WAKE": "poll", "PGQUEUE_POLL_INTERVAL": "0.2"}
+    with worker_process(through, **variables), make_app(through, prepare=False, wake="poll") as app:
+        jobs = app.enqueue_many_sync([{"job_type": "noop"}] * 100)
+        assert {app.finished_job_sync(job, wait=30).status for job in jobs} == {"completed"}

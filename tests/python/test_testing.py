@@ -1,0 +1,105 @@
+"""The tools for users' tests."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgqueue import App, Cancel, Job
+from pgqueue.errors import JobFailed, UnknownTask
+from pgqueue.testing import assert_enqueued, drain, drain_sync, inline, moved_clock
+from tests.python.running import make_app
+
+
+@pytest.fixture
+def app(database: str, connection: psycopg.Connection[Any]) -> Iterator[App]:
+    connection.execute("select pgqueue.maintain_partitions()")
+    with make_app(database) as app:
+
+        @app.task("add")
+        async def add(job: Job, a: int, b: int) -> int:
+            return a + b
+
+        @app.task("chain")
+        def chain(job: Job, n: int) -> None:
+            if n:
+                app.enqueue_sync("chain", {"n": n - 1})
+
+        @app.task("flaky")
+        async def flaky(job: Job) -> str:
+            if job.attempt == 1:
+                raise ConnectionError("once")
+            return "then fine"
+
+        @app.task("cancels")
+        async def cancels(job: Job) -> None:
+            raise Cancel
+
+        yield app
+
+
+def test_drain_runs_what_is_due_and_what_that_enqueues(app: App) -> None:
+    job = app.enqueue_sync("add", {"a": 1, "b": 2})
+    app.enqueue_sync("chain", {"n": 3})
+    later = app.enqueue_sync("add", {"a": 1, "b": 2}, delay=3600)
+    done = asyncio.run(drain(app))
+    assert (done.processed, done.failed) == (5, 0)
+    assert app.result_sync(job) == 3
+    assert app.job_sync(later).status == "submitted"
+    assert drain_sync(app).processed == 0
+
+
+def test_a_moved_clock_brings_delays_and_retries(app: App) -> None:
+    later = app.enqueue_sync("flaky", delay=3600)
+    assert drain_sync(app).processed == 0
+    with moved_clock(app, 3601):
+        assert (drain_sync(app).failed, app.job_sync(later).status) == (1, "failed")
+    with moved_clock(app, 3700):
+        drain_sync(app)
+        assert app.result_sync(later) == "then fine"
+
+
+def test_what_was_enqueued_can_be_asserted(app: App) -> None:
+    app.enqueue_sync("add", {"a": 1, "b": 2}, queue="sums")
+    assert assert_enqueued(app, "add", {"a": 1})[0].payload == {"a": 1, "b": 2}
+    assert_enqueued(app, "add", queue="sums", count=1)
+    assert_enqueued(app, "chain", count=0)
+    with pytest.raises(AssertionError, match=r"expected a job 'add' with \{'a': 2\}, found 0.*\n  pending"):
+        assert_enqueued(app, "add", {"a": 2})
+    with pytest.raises(AssertionError, match="expected 2 jobs 'add'"):
+        assert_enqueued(app, "add", count=2)
+
+
+def test_inline_runs_at_once_without_a_database() -> None:
+    app = make_app("host=nowhere.invalid")
+
+    @app.task("add")
+    async def add(job: Job, a: int, b: int) -> int:
+        return a + b
+
+    @app.task("broken")
+    def broken(job: Job) -> None:
+        raise ValueError("it is")
+
+    with inline(app) as ran:
+        add.enqueue_sync(1, b=2)
+        asyncio.run(many(app))
+        assert [(job.job_type, job.payload, job.result) for job in ran] == [
+            ("add", {"a": 1, "b": 2}, 3), ("add", {"a": 3, "b": 4}, 7), ("add", {"a": 5, "b": 6}, 11),
+        ]  # fmt: skip
+        with pytest.raises(JobFailed, match="broken: ValueError: it is"):
+            broken.enqueue_sync()
+        with pytest.raises(UnknownTask):
+            app.enqueue_sync("unknown")
+        with pytest.raises(AssertionError, match="job needs a database"):
+            app.job_sync("01a228cf-1f8c-70ac-a063-8f4e42a5bd24")
+    with inline(app, raise_errors=False) as ran:
+        assert broken.enqueue_sync().status == "failed"
+    assert app.intercept is None
+
+
+async def many(app: App) -> None:
+    await app.enqueue("add", {"a": 3, "b": 4})
+    await app.enqueue_many([{"job_type": "add", "payload": {"a": 5, "b": 6}}])

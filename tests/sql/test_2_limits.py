@@ -1,0 +1,41 @@
+"""Limits of queues that no sweep looks after: before the first one, and after the last."""
+
+from tests.sql.plans import touched
+from tests.sql.verbs import Verbs, refused
+
+INSERT = "insert into pgqueue.jobs (job_type, queue) values ('t', 'new')"
+
+
+def test_a_new_queue_is_not_counted_job_by_job(q: Verbs) -> None:
+    for _ in range(2):
+        q.session.execute("insert into pgqueue.jobs (job_type, queue) select 't', 'new' from generate_series(1, 5000)")
+    assert touched(q.session, INSERT).rows() < 10
+    q.sweep()
+    assert touched(q.session, INSERT).rows() < 10
+
+
+def test_a_new_queue_has_its_limits_at_once(q: Verbs) -> None:
+    q.session.execute("insert into pgqueue.queues (name, hard_limit, soft_limit) values ('new', 20000, 20000)")
+    q.session.execute("insert into pgqueue.jobs (job_type, queue) select 't', 'new' from generate_series(1, 20000)")
+    with refused("PQ503", "more than 20000 jobs"):
+        q.session.execute(INSERT)
+
+
+def test_jobs_of_other_queues_fill_no_new_one(q: Verbs) -> None:
+    q.session.execute("insert into pgqueue.queues (name, hard_limit, soft_limit) values ('new', 20000, 10001)")
+    q.session.execute("insert into pgqueue.jobs (job_type, queue) select 't', 'other' from generate_series(1, 30000)")
+    for _ in range(3):
+        q.session.execute(INSERT)
+
+
+def test_nobody_is_slowed_down_by_jobs_that_are_done_while_no_sweep_comes(q: Verbs) -> None:
+    q.session.execute("insert into pgqueue.queues (name, hard_limit, soft_limit) values ('new', 20000, 300)")
+    q.session.execute(INSERT)
+    for _ in range(3):
+        q.sweep()
+    q.session.execute("update pgqueue.sweep_state set candidate_at = pgqueue.clock() - interval '1 minute'")
+    for _ in range(3):
+        q.session.execute("insert into pgqueue.jobs (job_type, queue) select 't', 'new' from generate_series(1, 250)")
+        jobs = q.claim(300, queues=["new"])
+        assert q.complete(jobs) == {job.job_id for job in jobs}
+    q.session.execute(INSERT)
