@@ -56,7 +56,12 @@ LEASE_TOKENS: Final = Call(
          from pgqueue.lease_tokens(%(bucket)s::text, %(per_second)s::float8, %(wanted)s::int)""",
     lambda rows: cast(tuple[int, int], tuple(rows[0])),
 )
-SUBMIT: Final = Call("submit", "select job, duplicate, same from pgqueue.submit(%(jobs)s::jsonb)", _tuples, hot=True)
+SUBMIT: Final = Call(
+    "submit",
+    "select job, duplicate, same from pgqueue.submit(%(jobs)s::jsonb, %(hashes)s::bytea[])",
+    _tuples,
+    hot=True,
+)
 SUBMIT_BATCH: Final = Call(
     "submit_batch",
     "select job_id::text, status, duplicate from pgqueue.submit_batch(%(jobs)s::jsonb)",

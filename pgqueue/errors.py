@@ -116,6 +116,14 @@ class AccessDenied(PgqueueError):
     title = "The database role may not do this"
 
 
+class KeyRefused(PgqueueError):
+    """The API key of a request is not in force."""
+
+    http_status = 401
+    problem_type = "unauthenticated"
+    title = "A key is needed"
+
+
 class LeaseLost(PgqueueError):
     """This attempt no longer owns its job: the lease expired and the job was taken away."""
 
@@ -250,6 +258,7 @@ def as_seconds(name: str, value: float | timedelta | None) -> float | None:
 
 
 _BY_SQLSTATE: dict[str, type[PgqueueError]] = {
+    "PQ401": KeyRefused,
     "PQ404": JobNotFound,
     "PQ409": WrongState,
     "PQ422": InvalidJob,

@@ -1,13 +1,15 @@
 """Access: whose request it is and what it may do.
 
 Keys are looked up in the database for every request, so that a revoked key ends at once; requests that arrive while a
-look-up is on its way share the next one.
+look-up is on its way share the next one. Enqueues, of which there are most, are looked up along with the call that
+stores their jobs: such a request goes by what was known of its key within the last second, and that call refuses it.
 """
 
 import asyncio
 import functools
 import hmac
 import ipaddress
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -27,11 +29,13 @@ _INCLUDED: Final[dict[str, frozenset[str]]] = {
     "operate": frozenset({"operate", "read"}),
     "admin": frozenset(SCOPES),
 }
+GIVE_A_KEY: Final = "give a key: Authorization: Bearer KEY"
 _PREFIX: Final = "pgq_"
 _SHOWN: Final = 12
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _NOTE_USE_EVERY: Final = 30.0
 _FORGET_TOKENS_AFTER: Final = 1.0
+_KNOWN_FOR: Final = 1.0
 RunCall = Callable[..., Awaitable[Any]]
 
 
@@ -155,16 +159,21 @@ class Access:
         #: Whether there was a key at the last look; None: nobody has looked.
         self.any_key: bool | None = None
         self._tokens: dict[str, _Tokens] = {}
+        #: What was found under a hash, None for no key, and when; only of keys that were in force then.
+        self._known: dict[bytes | None, tuple[float, dict[str, Any] | None]] = {}
         self._used: set[str] = set()
         self._noted_at = 0.0
         self._noting: asyncio.Task[None] | None = None
 
-    async def identify(self, scope: Any) -> Identity:
-        """Return who asks; raises Unauthenticated, CrossSite, RateLimitedError."""
+    async def identify(self, scope: Any, *, checked_later: bool = False) -> Identity:
+        """Return who asks; raises Unauthenticated, CrossSite, RateLimitedError.
+
+        checked_later: the handler checks the key again with what it does, so that a look a second ago is enough.
+        """
         headers = {name: value for name, value in scope["headers"] if name in _LOOKED_AT}
         key = _bearer(headers.get(b"authorization"), headers.get(b"x-api-key"))
         digest = None if key is None else hash_of(key)
-        self.any_key, found = await self._lookups.find(digest)
+        found = await self._find(digest, checked_later)
         if found is not None:
             identity = _identity(found, digest)
             await self._keep_rate(identity)
@@ -173,9 +182,21 @@ class Access:
         if key is not None:
             raise Unauthenticated("the key is unknown, revoked or expired")
         if self.any_key:
-            raise Unauthenticated("give a key: Authorization: Bearer KEY")
+            raise Unauthenticated(GIVE_A_KEY)
         self._check_local(scope, headers)
         return EVERYBODY
+
+    async def _find(self, digest: bytes | None, checked_later: bool) -> dict[str, Any] | None:
+        if checked_later:
+            at, known = self._known.get(digest, (-math.inf, None))
+            if time.monotonic() - at < _KNOWN_FOR:
+                return known
+        self.any_key, found = await self._lookups.find(digest)
+        if found is not None or (digest is None and not self.any_key):
+            self._known[digest] = time.monotonic(), found
+        else:
+            self._known.pop(digest, None)
+        return found
 
     async def ended(self, digests: Collection[bytes | None]) -> set[bytes | None]:
         """Return those of keys, None for no key, that are no longer let in; raises DatabaseUnavailable."""

@@ -42,7 +42,9 @@ class Guard:
         needs = opt.get("needs")
         api = scope["litestar_app"].state.pgqueue
         if needs is not None and scope["method"] != "OPTIONS":
-            identity: Identity = EVERYBODY if api.config.trusted else await api.access.identify(scope)
+            identity: Identity = EVERYBODY
+            if not api.config.trusted:
+                identity = await api.access.identify(scope, checked_later=opt.get("checks_key", False))
             scope.setdefault("state", {})[_IDENTITY] = identity
             identity.require(needs)
         known = opt.get("query")

@@ -12,7 +12,7 @@ from litestar.params import HeaderParameter, PathParameter, QueryParameter
 from msgspec import UNSET, Raw
 
 from pgqueue import calls, calls_rest
-from pgqueue.api.access import Identity
+from pgqueue.api.access import GIVE_A_KEY, Identity
 from pgqueue.api.core import Api
 from pgqueue.api.exchange import (
     Answer,
@@ -27,7 +27,16 @@ from pgqueue.api.exchange import (
 )
 from pgqueue.api.guard import identity_of
 from pgqueue.api.openapi import Gives, HttpMethod, operation
-from pgqueue.api.problems import BodyTooLarge, Fault, Forbidden, Invalid, InvalidMoment, JobDeleted, KeyReused
+from pgqueue.api.problems import (
+    BodyTooLarge,
+    Fault,
+    Forbidden,
+    Invalid,
+    InvalidMoment,
+    JobDeleted,
+    KeyReused,
+    Unauthenticated,
+)
 from pgqueue.api.redaction import redact
 from pgqueue.api.values import (
     FIRST_MOMENT,
@@ -47,7 +56,7 @@ from pgqueue.api.values import (
     Why,
 )
 from pgqueue.api.watches import Watch
-from pgqueue.errors import JobNotFound
+from pgqueue.errors import JobNotFound, KeyRefused
 from pgqueue.job import FINAL_STATUSES, PRIORITIES
 
 _TAG: Final = "jobs"
@@ -83,6 +92,7 @@ Cursor = Annotated[UUID | None, QueryParameter(description="next_cursor of the p
     refuses=(409,),
     tag=_TAG,
     example=_EXAMPLE,
+    checks_key=True,
 )
 async def enqueue_job(
     request: AnyRequest,
@@ -109,7 +119,11 @@ async def enqueue_job(
         _take_header(job, idempotency_key)
     identity = identity_of(request.scope)
     await _check_names(api, identity, [job])
-    row, duplicate, same = await api.submits.submit(_prepared(job, api, identity.name))
+    hashes = frozenset[bytes | None]() if api.config.trusted else frozenset((identity.digest,))
+    try:
+        row, duplicate, same = await api.submits.submit(_prepared(job, api, identity.name), hashes)
+    except KeyRefused as exc:
+        raise Unauthenticated(str(exc) if identity.digest else GIVE_A_KEY) from None
     if not same:
         raise KeyReused(f"idempotency_key {job.idempotency_key!r} stands for a job that is not this one")
     try:

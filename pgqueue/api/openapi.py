@@ -97,11 +97,13 @@ def operation(
     tag: str,
     max_body: int | None = None,
     example: Any = None,
+    checks_key: bool = False,
 ) -> Callable[[F], HTTPRouteHandler]:
     """Make a route of a handler `async (request, ...) -> Response[bytes]`.
 
     `needs`: the scope of the key, None for a route that is open. `takes`: the struct of the body, which the handler
-    reads with `read_body`. `refuses`: statuses of problems besides those that always may come.
+    reads with `read_body`. `refuses`: statuses of problems besides those that always may come. `checks_key`: the
+    handler has its key checked along with what it does.
     """
     always = {422, 500, 503} | ({401, 403, 429} if needs else set())
     if takes is not None:
@@ -137,7 +139,12 @@ def operation(
             operation_id=handler.__name__,
             operation_class=Described,
             tags=[tag],
-            opt={"needs": needs, "query": frozenset(names.values()) - headers, "names": names},
+            opt={
+                "needs": needs,
+                "checks_key": checks_key,
+                "query": frozenset(names.values()) - headers,
+                "names": names,
+            },
             security=[{SECURITY_SCHEME: []}] if needs else None,
             request_max_body_size=Empty if max_body is None else max_body,
         )

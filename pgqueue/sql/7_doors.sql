@@ -107,15 +107,27 @@ end $$;
 comment on function pgqueue.same_job(pgqueue.enqueued, jsonb) is
   'Whether a job that a known idempotency key stands for is the one that is now asked for.';
 
-create function pgqueue.submit(jobs jsonb) returns table (job text, duplicate boolean, same boolean)
-  language sql security definer set search_path = pg_catalog, pg_temp
+create function pgqueue.submit(jobs jsonb, hashes bytea[] default '{}') returns table (job text, duplicate boolean, same boolean)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
+#variable_conflict use_column
+begin
+  if hashes <> '{}' and exists (
+    select from unnest(hashes) h(sha256)
+     where case when h.sha256 is null then exists (select from pgqueue.api_keys)
+                else not exists (select from pgqueue.api_keys k
+                                  where k.sha256 = h.sha256 and k.enabled and (k.expires_at is null or k.expires_at > clock_timestamp())) end)
+  then
+    raise exception 'the key is unknown, revoked or expired' using errcode = 'PQ401';
+  end if;
+  return query
     select row_to_json(s.e)::text, (s.e).duplicate, not (s.e).duplicate or pgqueue.same_job(s.e, jobs -> s.place)
       from (select e, row_number() over ()::int - 1 as place from pgqueue.enqueue_many(jobs) e) s
-     order by s.place
-  $$;
-comment on function pgqueue.submit(jsonb) is
-  'enqueue_many that answers each job as JSON, and for a known idempotency key whether it came with the same job.';
+     order by s.place;
+end $$;
+comment on function pgqueue.submit(jsonb, bytea[]) is
+  'enqueue_many that answers each job as JSON, and for a known idempotency key whether it came with the same job. PQ401 unless
+all keys of these hashes are in force; null stands for a request without a key, which may come only where there is none.';
 
 create function pgqueue.submit_batch(jobs jsonb) returns table (job_id uuid, status text, duplicate boolean)
   language plpgsql security definer set search_path = pg_catalog, pg_temp

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -74,6 +75,42 @@ def test_a_revoked_or_expired_key_ends_at_once(api: Api, admin: str) -> None:
     # With no key in force, the API is closed, not open.
     api.delete("/admin/keys/root", headers=bearer(admin))
     problem(api.get("/jobs"), 401, "unauthenticated")
+
+
+def test_an_ended_key_enqueues_nothing_more(api: Api, connection: psycopg.Connection[Any]) -> None:
+    job = {"type": "t", "payload": {}}
+    assert api.post("/jobs", json=job).status_code == 201
+    admin = make_key(api, "root", "admin")
+    problem(api.post("/jobs", json=job), 401, "unauthenticated")
+    shop, other = (make_key(api, name, "submit", admin=admin) for name in ("shop", "other"))
+    for key in (shop, other):
+        assert api.post("/jobs", json=job, headers=bearer(key)).status_code == 201
+    connection.execute("select pgqueue.revoke_key('shop')")
+    answer = api.post("/jobs", json=job, headers=bearer(shop))
+    problem(answer, 401, "unauthenticated")
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert api.post("/jobs", json=job, headers=bearer(other)).status_code == 201
+    connection.execute("update pgqueue.api_keys set expires_at = clock_timestamp() where name = 'other'")
+    problem(api.post("/jobs", json=job, headers=bearer(other)), 401, "unauthenticated")
+    assert connection.execute("select count(*) from pgqueue.jobs").fetchone() == (4,)
+
+
+def test_an_ended_key_does_not_fail_those_that_share_its_call(api: Api, connection: psycopg.Connection[Any]) -> None:
+    job = {"type": "t", "payload": {}}
+    admin = make_key(api, "root", "admin")
+    shop, other = (make_key(api, name, "submit", admin=admin) for name in ("shop", "other"))
+    for key in (shop, other):
+        assert api.post("/jobs", json=job, headers=bearer(key)).status_code == 201
+    connection.execute("select pgqueue.revoke_key('shop')")
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(
+            pool.map(
+                lambda number: api.post("/jobs", json=job, headers=bearer((shop, other)[number % 2])).status_code,
+                range(40),
+            )
+        )
+    assert answers == [401, 201] * 20
+    assert connection.execute("select count(*) from pgqueue.jobs").fetchone() == (22,)
 
 
 ALLOWED = {
