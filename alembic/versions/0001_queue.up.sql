@@ -41,7 +41,7 @@ begin
   else
     create function pgqueue.new_job_id() returns uuid language sql volatile parallel safe
       as $f$
-        select (pg_catalog.lpad(pg_catalog.to_hex((extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint), 12, '0')
+        select (pg_catalog.lpad(pg_catalog.to_hex(pg_catalog.trunc(extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint), 12, '0')
                 || '7' || pg_catalog.substr(pg_catalog.gen_random_uuid()::text, 16))::uuid
       $f$;
   end if;
@@ -663,6 +663,8 @@ begin
            or n.created_at > pgqueue.clock() or n.updated_at > pgqueue.clock() or least(n.created_at, n.updated_at) < '0001-01-03 00:00+00' or n.seq > 4611686018427387903 or n.seq < 1;
       perform pgqueue.check_ids(array_agg(n.job_id)) from arrived n
         where n.job_id not between first_id and last_id or n.job_id::text not like '______________7%' having count(*) > 0;
+      insert into pgqueue.late_arrivals (job_id, queue, job_type, priority)
+        select n.job_id, n.queue, n.job_type, n.priority from arrived n where n.job_id < first_id;
       -- All keys at once, whatever their queues: statements that meet must take them in one order.
       perform pgqueue.jobs_take_keys(array_agg(a.producer_id::text), array_agg(a.idempotency_key::text),
                                      array_agg(a.job_id), array_agg(coalesce(q.idempotency_ms, 86400000)))
@@ -752,7 +754,7 @@ create function pgqueue.enqueue(
 declare
   j pgqueue.jobs;
   ttl bigint;
-  id uuid := coalesce(enqueue.job_id, pgqueue.new_job_id());
+  id uuid := enqueue.job_id;
   not_before timestamptz := enqueue.scheduled_at;
 begin
   if enqueue.priority not between 0 and 3 then
@@ -774,6 +776,10 @@ begin
       raise exception 'idempotency_key must have 1 to 256 characters, not %', length(enqueue.idempotency_key)
         using errcode = 'PQ422', column = 'idempotency_key';
     end if;
+    -- Taken before the id is drawn: whoever waits for a key may draw an id long before its job is there, and count_arrivals
+    -- looks for no job below its mark unless its writer was seen.
+    lock table only pgqueue.jobs in row exclusive mode;
+    id := coalesce(id, pgqueue.new_job_id());
     ttl := coalesce((select q.idempotency_ms from pgqueue.queues q where q.name = coalesce(enqueue.queue, 'default')), 86400000);
     if pgqueue.take_keys(array[enqueue.producer_id], array[enqueue.idempotency_key], array[id], array[ttl], false) = 0 then
       return query select * from pgqueue.known_job(enqueue.producer_id, enqueue.idempotency_key);
@@ -783,7 +789,7 @@ begin
 
   insert into pgqueue.jobs as n (job_id, queue, job_type, payload, priority, max_retries, retry_policy, timeout_ms,
       scheduled_at, expires_at, idempotency_key, producer_id, ordering_key, trace_context)
-    values (id, coalesce(enqueue.queue, 'default'), enqueue.job_type, coalesce(enqueue.payload, '{}'),
+    values (coalesce(id, pgqueue.new_job_id()), coalesce(enqueue.queue, 'default'), enqueue.job_type, coalesce(enqueue.payload, '{}'),
       coalesce(enqueue.priority, 2), coalesce(enqueue.max_retries, 3), enqueue.retry_policy, enqueue.timeout_ms,
       not_before, enqueue.expires_at, enqueue.idempotency_key, enqueue.producer_id, enqueue.ordering_key, enqueue.trace_context)
     returning n.* into j;
@@ -1183,6 +1189,8 @@ begin
     return;
   end if;
 
+  -- See enqueue.
+  lock table only pgqueue.jobs in row exclusive mode;
   ids := array(
     select coalesce(w.id, pgqueue.new_job_id())
       from unnest(enqueue_rows.job_types, enqueue_rows.job_ids) with ordinality w(job_type, id, n) order by w.n);
@@ -3486,7 +3494,7 @@ create function pgqueue.run_schedule(name text) returns uuid
 declare
   s pgqueue.schedules;
   due timestamptz := date_trunc('milliseconds', pgqueue.clock());
-  id constant uuid := pgqueue.new_job_id();
+  id uuid;
 begin
   select c.* into s from pgqueue.schedules c where c.name = run_schedule.name for update;
   if s.name is null then
@@ -3499,6 +3507,9 @@ begin
     end if;
     perform pgqueue.cancel_one(s.last_job_id);
   end if;
+  -- See enqueue.
+  lock table only pgqueue.jobs in row exclusive mode;
+  id := pgqueue.new_job_id();
   -- Never the due time of a regular run, which this one must not stand for.
   loop
     due := due + interval '1 microsecond';
@@ -4294,15 +4305,27 @@ end $$;
 comment on function pgqueue.same_job(pgqueue.enqueued, jsonb) is
   'Whether a job that a known idempotency key stands for is the one that is now asked for.';
 
-create function pgqueue.submit(jobs jsonb) returns table (job text, duplicate boolean, same boolean)
-  language sql security definer set search_path = pg_catalog, pg_temp
+create function pgqueue.submit(jobs jsonb, hashes bytea[] default '{}') returns table (job text, duplicate boolean, same boolean)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
+#variable_conflict use_column
+begin
+  if hashes <> '{}' and exists (
+    select from unnest(hashes) h(sha256)
+     where case when h.sha256 is null then exists (select from pgqueue.api_keys)
+                else not exists (select from pgqueue.api_keys k
+                                  where k.sha256 = h.sha256 and k.enabled and (k.expires_at is null or k.expires_at > clock_timestamp())) end)
+  then
+    raise exception 'the key is unknown, revoked or expired' using errcode = 'PQ401';
+  end if;
+  return query
     select row_to_json(s.e)::text, (s.e).duplicate, not (s.e).duplicate or pgqueue.same_job(s.e, jobs -> s.place)
       from (select e, row_number() over ()::int - 1 as place from pgqueue.enqueue_many(jobs) e) s
-     order by s.place
-  $$;
-comment on function pgqueue.submit(jsonb) is
-  'enqueue_many that answers each job as JSON, and for a known idempotency key whether it came with the same job.';
+     order by s.place;
+end $$;
+comment on function pgqueue.submit(jsonb, bytea[]) is
+  'enqueue_many that answers each job as JSON, and for a known idempotency key whether it came with the same job. PQ401 unless
+all keys of these hashes are in force; null stands for a request without a key, which may come only where there is none.';
 
 create function pgqueue.submit_batch(jobs jsonb) returns table (job_id uuid, status text, duplicate boolean)
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -4535,6 +4558,15 @@ comment on table pgqueue.measures is 'What measuring remembers from one call to 
 comment on column pgqueue.measures.below_cursor is 'Queues in which the last audit found pending jobs where no claim looks.';
 comment on column pgqueue.measures.arrivals_to is 'Jobs whose ids are of an earlier time are counted as submitted.';
 
+create table pgqueue.late_arrivals (
+  job_id uuid not null,
+  queue text not null,
+  job_type text not null,
+  priority smallint not null
+);
+create index late_arrivals_id on pgqueue.late_arrivals (job_id);
+comment on table pgqueue.late_arrivals is 'New jobs whose ids are older than they are, until they are counted: their time may have been counted before.';
+
 -- Counting ----------------------------------------------------------------------------------------------------------
 
 create function pgqueue.bucket_limits() returns double precision[]
@@ -4609,7 +4641,7 @@ comment on function pgqueue.add_counts is
 
 create function pgqueue.first_id(since timestamptz) returns uuid
   language sql immutable strict parallel safe set search_path = pg_catalog, pg_temp
-  as $$ select (lpad(to_hex((extract(epoch from since) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid $$;
+  as $$ select (lpad(to_hex(trunc(extract(epoch from since) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid $$;
 comment on function pgqueue.first_id(timestamptz) is 'The lowest UUID that a job of this moment or later can have.';
 
 create function pgqueue.count_arrivals() returns bigint
@@ -4628,17 +4660,23 @@ declare
 begin
   select m.* into st from pgqueue.measures m;
   -- As with the claim cursors: what was written before the last look is committed once its writers are gone. One that
-  -- stays for long holds up no more than that; its jobs, if they are of that time, are not counted.
+  -- stays for long holds up no more than that; its jobs, if they are of that time, are not counted. An id made elsewhere
+  -- may be 250 ms older than its statement before jobs_arrived notes it as late.
   if st.writers && now_open and st.candidate_at > now_is - interval '10 minutes' then
     return 0;
   end if;
   while st.arrivals_to < st.candidate_at and total < 50000 loop
     upto := least(st.arrivals_to + step, st.candidate_at);
+    with late as (
+      -- In one statement, so that a late job is seen either here and by its time, or in neither way.
+      delete from pgqueue.late_arrivals l where l.job_id < pgqueue.first_id(upto) returning l.*)
     select jsonb_agg(jsonb_build_object('queue', g.queue, 'job_type', g.job_type, 'priority', g.priority, 'submitted', g.jobs)),
            coalesce(sum(g.jobs), 0)
       into arrived, found_now
       from (
         select a.queue, a.job_type, a.priority, count(*) as jobs from (
+          select l.queue, l.job_type, l.priority from late l where l.job_id < pgqueue.first_id(st.arrivals_to)
+          union all
           select j.queue, j.job_type, j.priority from pgqueue.jobs_live j
            where j.job_id >= pgqueue.first_id(st.arrivals_to) and j.job_id < pgqueue.first_id(upto)
           union all
@@ -4662,7 +4700,7 @@ begin
     step := case when found_now < 10000 then step * 2 else interval '5 seconds' end;
   end loop;
   update pgqueue.measures m
-     set arrivals_to = st.arrivals_to, candidate_at = greatest(now_is, st.arrivals_to), writers = now_open
+     set arrivals_to = st.arrivals_to, candidate_at = greatest(now_is - interval '300 milliseconds', st.arrivals_to), writers = now_open
    where st.arrivals_to >= st.candidate_at;
   update pgqueue.measures m set arrivals_to = st.arrivals_to where st.arrivals_to < st.candidate_at;
   return total;

@@ -37,7 +37,7 @@ begin
   else
     create function pgqueue.new_job_id() returns uuid language sql volatile parallel safe
       as $f$
-        select (pg_catalog.lpad(pg_catalog.to_hex((extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint), 12, '0')
+        select (pg_catalog.lpad(pg_catalog.to_hex(pg_catalog.trunc(extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint), 12, '0')
                 || '7' || pg_catalog.substr(pg_catalog.gen_random_uuid()::text, 16))::uuid
       $f$;
   end if;

@@ -147,6 +147,8 @@ begin
            or n.created_at > pgqueue.clock() or n.updated_at > pgqueue.clock() or least(n.created_at, n.updated_at) < '0001-01-03 00:00+00' or n.seq > 4611686018427387903 or n.seq < 1;
       perform pgqueue.check_ids(array_agg(n.job_id)) from arrived n
         where n.job_id not between first_id and last_id or n.job_id::text not like '______________7%' having count(*) > 0;
+      insert into pgqueue.late_arrivals (job_id, queue, job_type, priority)
+        select n.job_id, n.queue, n.job_type, n.priority from arrived n where n.job_id < first_id;
       -- All keys at once, whatever their queues: statements that meet must take them in one order.
       perform pgqueue.jobs_take_keys(array_agg(a.producer_id::text), array_agg(a.idempotency_key::text),
                                      array_agg(a.job_id), array_agg(coalesce(q.idempotency_ms, 86400000)))
@@ -236,7 +238,7 @@ create function pgqueue.enqueue(
 declare
   j pgqueue.jobs;
   ttl bigint;
-  id uuid := coalesce(enqueue.job_id, pgqueue.new_job_id());
+  id uuid := enqueue.job_id;
   not_before timestamptz := enqueue.scheduled_at;
 begin
   if enqueue.priority not between 0 and 3 then
@@ -258,6 +260,10 @@ begin
       raise exception 'idempotency_key must have 1 to 256 characters, not %', length(enqueue.idempotency_key)
         using errcode = 'PQ422', column = 'idempotency_key';
     end if;
+    -- Taken before the id is drawn: whoever waits for a key may draw an id long before its job is there, and count_arrivals
+    -- looks for no job below its mark unless its writer was seen.
+    lock table only pgqueue.jobs in row exclusive mode;
+    id := coalesce(id, pgqueue.new_job_id());
     ttl := coalesce((select q.idempotency_ms from pgqueue.queues q where q.name = coalesce(enqueue.queue, 'default')), 86400000);
     if pgqueue.take_keys(array[enqueue.producer_id], array[enqueue.idempotency_key], array[id], array[ttl], false) = 0 then
       return query select * from pgqueue.known_job(enqueue.producer_id, enqueue.idempotency_key);
@@ -267,7 +273,7 @@ begin
 
   insert into pgqueue.jobs as n (job_id, queue, job_type, payload, priority, max_retries, retry_policy, timeout_ms,
       scheduled_at, expires_at, idempotency_key, producer_id, ordering_key, trace_context)
-    values (id, coalesce(enqueue.queue, 'default'), enqueue.job_type, coalesce(enqueue.payload, '{}'),
+    values (coalesce(id, pgqueue.new_job_id()), coalesce(enqueue.queue, 'default'), enqueue.job_type, coalesce(enqueue.payload, '{}'),
       coalesce(enqueue.priority, 2), coalesce(enqueue.max_retries, 3), enqueue.retry_policy, enqueue.timeout_ms,
       not_before, enqueue.expires_at, enqueue.idempotency_key, enqueue.producer_id, enqueue.ordering_key, enqueue.trace_context)
     returning n.* into j;

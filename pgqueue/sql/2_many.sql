@@ -76,6 +76,8 @@ begin
     return;
   end if;
 
+  -- See enqueue.
+  lock table only pgqueue.jobs in row exclusive mode;
   ids := array(
     select coalesce(w.id, pgqueue.new_job_id())
       from unnest(enqueue_rows.job_types, enqueue_rows.job_ids) with ordinality w(job_type, id, n) order by w.n);

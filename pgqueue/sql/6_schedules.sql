@@ -245,7 +245,7 @@ create function pgqueue.run_schedule(name text) returns uuid
 declare
   s pgqueue.schedules;
   due timestamptz := date_trunc('milliseconds', pgqueue.clock());
-  id constant uuid := pgqueue.new_job_id();
+  id uuid;
 begin
   select c.* into s from pgqueue.schedules c where c.name = run_schedule.name for update;
   if s.name is null then
@@ -258,6 +258,9 @@ begin
     end if;
     perform pgqueue.cancel_one(s.last_job_id);
   end if;
+  -- See enqueue.
+  lock table only pgqueue.jobs in row exclusive mode;
+  id := pgqueue.new_job_id();
   -- Never the due time of a regular run, which this one must not stand for.
   loop
     due := due + interval '1 microsecond';

@@ -60,6 +60,15 @@ comment on table pgqueue.measures is 'What measuring remembers from one call to 
 comment on column pgqueue.measures.below_cursor is 'Queues in which the last audit found pending jobs where no claim looks.';
 comment on column pgqueue.measures.arrivals_to is 'Jobs whose ids are of an earlier time are counted as submitted.';
 
+create table pgqueue.late_arrivals (
+  job_id uuid not null,
+  queue text not null,
+  job_type text not null,
+  priority smallint not null
+);
+create index late_arrivals_id on pgqueue.late_arrivals (job_id);
+comment on table pgqueue.late_arrivals is 'New jobs whose ids are older than they are, until they are counted: their time may have been counted before.';
+
 -- Counting ----------------------------------------------------------------------------------------------------------
 
 create function pgqueue.bucket_limits() returns double precision[]
@@ -134,7 +143,7 @@ comment on function pgqueue.add_counts is
 
 create function pgqueue.first_id(since timestamptz) returns uuid
   language sql immutable strict parallel safe set search_path = pg_catalog, pg_temp
-  as $$ select (lpad(to_hex((extract(epoch from since) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid $$;
+  as $$ select (lpad(to_hex(trunc(extract(epoch from since) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid $$;
 comment on function pgqueue.first_id(timestamptz) is 'The lowest UUID that a job of this moment or later can have.';
 
 create function pgqueue.count_arrivals() returns bigint
@@ -153,17 +162,23 @@ declare
 begin
   select m.* into st from pgqueue.measures m;
   -- As with the claim cursors: what was written before the last look is committed once its writers are gone. One that
-  -- stays for long holds up no more than that; its jobs, if they are of that time, are not counted.
+  -- stays for long holds up no more than that; its jobs, if they are of that time, are not counted. An id made elsewhere
+  -- may be 250 ms older than its statement before jobs_arrived notes it as late.
   if st.writers && now_open and st.candidate_at > now_is - interval '10 minutes' then
     return 0;
   end if;
   while st.arrivals_to < st.candidate_at and total < 50000 loop
     upto := least(st.arrivals_to + step, st.candidate_at);
+    with late as (
+      -- In one statement, so that a late job is seen either here and by its time, or in neither way.
+      delete from pgqueue.late_arrivals l where l.job_id < pgqueue.first_id(upto) returning l.*)
     select jsonb_agg(jsonb_build_object('queue', g.queue, 'job_type', g.job_type, 'priority', g.priority, 'submitted', g.jobs)),
            coalesce(sum(g.jobs), 0)
       into arrived, found_now
       from (
         select a.queue, a.job_type, a.priority, count(*) as jobs from (
+          select l.queue, l.job_type, l.priority from late l where l.job_id < pgqueue.first_id(st.arrivals_to)
+          union all
           select j.queue, j.job_type, j.priority from pgqueue.jobs_live j
            where j.job_id >= pgqueue.first_id(st.arrivals_to) and j.job_id < pgqueue.first_id(upto)
           union all
@@ -187,7 +202,7 @@ begin
     step := case when found_now < 10000 then step * 2 else interval '5 seconds' end;
   end loop;
   update pgqueue.measures m
-     set arrivals_to = st.arrivals_to, candidate_at = greatest(now_is, st.arrivals_to), writers = now_open
+     set arrivals_to = st.arrivals_to, candidate_at = greatest(now_is - interval '300 milliseconds', st.arrivals_to), writers = now_open
    where st.arrivals_to >= st.candidate_at;
   update pgqueue.measures m set arrivals_to = st.arrivals_to where st.arrivals_to < st.candidate_at;
   return total;

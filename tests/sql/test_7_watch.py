@@ -14,7 +14,7 @@ from pgqueue.autoscale import History, Policy, decide
 from pgqueue.calls import WorkerLoad
 from pgqueue.counts import LIMITS
 from tests.conftest import Connect
-from tests.meet import wait_until
+from tests.meet import aside, wait_for_lock, wait_until
 from tests.sql.verbs import WORKER, Row, Verbs, kill_by_failing
 
 BUCKETS = len(LIMITS) + 1
@@ -136,7 +136,55 @@ def test_a_late_commit_is_waited_for(q: Verbs, connect: Connect) -> None:
         q.call("count_arrivals")
     late.commit()
     wait_until(lambda: (q.call_value("count_arrivals"), counter(q, "submitted", "late"))[1] == 1)
-    assert counter(q, "submitted") == 1
+    wait_until(lambda: (q.call_value("count_arrivals"), counter(q, "submitted"))[1] == 1)
+    assert counter(q, "submitted", "late") == 1
+
+
+@pytest.mark.parametrize("door", ["enqueue", "enqueue_rows"])
+def test_a_job_whose_id_was_drawn_before_it_waited_is_counted(q: Verbs, connect: Connect, door: str) -> None:
+    calls = {
+        "enqueue": "select pgqueue.enqueue('t', queue => 'late', idempotency_key => 'k')",
+        "enqueue_rows": """select pgqueue.enqueue_rows('{t}', null, '{late}', null, null, null, '{k}', null, null, null,
+                                                       null, null, null, null, null)""",
+    }
+    first, second = connect(autocommit=False), connect(autocommit=False)
+    first.execute("select pgqueue.enqueue('t', queue => 'first', idempotency_key => 'k')")
+    waiting = aside(second.execute, calls[door])
+    wait_for_lock(q.session, second.info.backend_pid)
+    # So that what is looked at next reaches beyond the id.
+    drawn_before = q.value("select clock_timestamp()")
+    wait_until(lambda: q.value("select clock_timestamp() - %s > '0.4 s'", [drawn_before]))
+    q.call("count_arrivals")
+    first.rollback()
+    waiting.result(10)
+    for _ in range(3):
+        q.call("count_arrivals")
+    second.commit()
+    q.insert(queue="after")
+    wait_until(lambda: (q.call_value("count_arrivals"), counter(q, "submitted", "after"))[1] == 1)
+    assert counter(q, "submitted", "late") == 1
+
+
+def test_jobs_with_ids_of_an_earlier_time_are_counted_once(q: Verbs, connect: Connect) -> None:
+    late = connect(autocommit=False)
+    statement = "insert into pgqueue.jobs (job_id, job_type, queue) values (%s, 't', %s)"
+    for seconds in (0.2, 1, 100):
+        (drawn,) = late.execute(
+            "select overlay(pgqueue.new_job_id()::text placing left(pgqueue.first_id(clock_timestamp()"
+            " - make_interval(secs => %s))::text, 13) from 1)::uuid",
+            [seconds],
+        ).fetchone() or (None,)
+        late.execute(statement, [drawn, f"late by {seconds}"])
+    q.insert()
+    for _ in range(3):
+        q.call("count_arrivals")
+    late.commit()
+    q.insert(queue="after")
+    wait_until(lambda: (q.call_value("count_arrivals"), counter(q, "submitted", "after"))[1] == 1)
+    q.call("count_arrivals")
+    found = dict(q.rows("select queue, sum(submitted) from pgqueue.counters group by queue"))
+    assert found == {"default": 1, "after": 1, "late by 0.2": 1, "late by 1": 1, "late by 100": 1}
+    assert q.value("select count(*) from pgqueue.late_arrivals") == 0
 
 
 def test_a_rolled_back_insert_is_not_counted(q: Verbs, connect: Connect) -> None:

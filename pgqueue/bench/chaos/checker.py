@@ -276,8 +276,12 @@ def effects(case: Case) -> Found:
 def counters(case: Case) -> Found:
     """The metrics count every job once, and every attempt once but what a killed worker had not sent yet."""
     tables = case.tables
-    if tables.submitted is not None and tables.submitted != len(case.rows):
-        yield f"jobs_submitted_total is {tables.submitted}; there are {len(case.rows)} jobs"
+    if tables.submitted is not None:
+        there = Counter((row.queue, row.job_type) for row in case.rows.values())
+        for queue, job_type in sorted(there | tables.submitted):
+            told, jobs = tables.submitted[queue, job_type], there[queue, job_type]
+            if told != jobs:
+                yield f"jobs_submitted_total of {job_type} in {queue} is {told}; there are {jobs} jobs"
     if tables.processed is None:
         return
     completed = sum(row.status == "completed" for row in case.rows.values())

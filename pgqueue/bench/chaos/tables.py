@@ -1,5 +1,6 @@
 """The final tables, as the checker takes them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -47,7 +48,7 @@ class Tables:
 
     rows: list[Row] = field(default_factory=list)
     effects: dict[tuple[str, int], int] = field(default_factory=dict)
-    submitted: int | None = None
+    submitted: Counter[tuple[str, str]] | None = None
     processed: dict[str, int] | None = None
 
 
@@ -56,10 +57,10 @@ def read(connection: SyncConnection) -> Tables:
     tables = Tables(rows=list(_rows(connection)))
     for job_id, attempt, times in connection.execute(statements.ALL_EFFECTS).fetchall():
         tables.effects[job_id, attempt] = times
-    tables.submitted, tables.processed = 0, {}
+    tables.submitted, tables.processed = Counter(), {}
     for name, labels, value in connection.execute(statements.METRICS).fetchall():
         if name == "pgqueue_jobs_submitted_total":
-            tables.submitted += int(value)
+            tables.submitted[labels["queue"], labels["job_type"]] += int(value)
         else:
             outcome = labels.get("outcome", "lost")
             tables.processed[outcome] = tables.processed.get(outcome, 0) + int(value)
