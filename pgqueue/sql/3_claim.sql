@@ -68,10 +68,10 @@ create function pgqueue.take_by_type(
   set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
   as $$
 declare
-  t record;
   part tid[];
   present text[];
   firsts bigint[];
+  counts int[] := array[wanted];
 begin
   -- Compared as rows, which jobs_live_pending cannot do: where statistics knew of one type only, the planner took it, and
   -- walked all jobs of the others.
@@ -84,32 +84,31 @@ begin
               order by j.job_type, j.priority, j.seq limit 1) as first
       from unnest(take_by_type.job_types) y(job_type)) w
    where w.first is not null;
-  -- Of several types, which of the oldest jobs are of which, then as many of each.
-  for t in
-    select present[1] as job_type, firsts[1] as first, wanted as jobs where cardinality(present) = 1
-    union all
-    select o.job_type, min(o.seq), count(*)::int from (
-      select h.job_type, h.seq from unnest(present, firsts) y(job_type, first)
-       cross join lateral (
-         select j.job_type, j.seq from pgqueue.jobs_live j
-          where j.status = 'pending' and j.queue = take_by_type.queue
-            and (j.job_type, j.priority, j.seq) >= (y.job_type, take_by_type.priority, y.first)
-            and (j.job_type, j.priority, j.seq) < (y.job_type, take_by_type.priority + 1, 0)
-            and (take_by_type.shards is null or j.shard = any (take_by_type.shards))
-            and (j.expires_at is null or j.expires_at > pgqueue.clock())
-          order by j.job_type, j.priority, j.seq limit wanted) h
-       where cardinality(present) > 1
-       order by h.seq limit wanted) o
-     group by o.job_type
-  loop
+  if cardinality(present) > 1 then
+    -- Which of the oldest jobs are of which type, then as many of each.
+    select array_agg(o.job_type), array_agg(o.first), array_agg(o.jobs) into present, firsts, counts from (
+      select n.job_type, min(n.seq) as first, count(*)::int as jobs from (
+        select h.job_type, h.seq from unnest(present, firsts) y(job_type, first)
+         cross join lateral (
+           select j.job_type, j.seq from pgqueue.jobs_live j
+            where j.status = 'pending' and j.queue = take_by_type.queue
+              and (j.job_type, j.priority, j.seq) >= (y.job_type, take_by_type.priority, y.first)
+              and (j.job_type, j.priority, j.seq) < (y.job_type, take_by_type.priority + 1, 0)
+              and (take_by_type.shards is null or j.shard = any (take_by_type.shards))
+              and (j.expires_at is null or j.expires_at > pgqueue.clock())
+            order by j.job_type, j.priority, j.seq limit wanted) h
+         order by h.seq limit wanted) n
+       group by n.job_type) o;
+  end if;
+  for i in 1 .. coalesce(cardinality(present), 0) loop
     select array_agg(s.ctid), greatest(top, max(s.seq)) into part, top from (
       select j.ctid, j.seq from pgqueue.jobs_live j
        where j.status = 'pending' and j.queue = take_by_type.queue
-         and (j.job_type, j.priority, j.seq) >= (t.job_type, take_by_type.priority, t.first)
-         and (j.job_type, j.priority, j.seq) < (t.job_type, take_by_type.priority + 1, 0)
+         and (j.job_type, j.priority, j.seq) >= (present[i], take_by_type.priority, firsts[i])
+         and (j.job_type, j.priority, j.seq) < (present[i], take_by_type.priority + 1, 0)
          and (take_by_type.shards is null or j.shard = any (take_by_type.shards))
          and (j.expires_at is null or j.expires_at > pgqueue.clock())
-       order by j.job_type, j.priority, j.seq limit t.jobs for update skip locked) s;
+       order by j.job_type, j.priority, j.seq limit counts[i] for update skip locked) s;
     tids := tids || part;
   end loop;
 end $$;

@@ -365,7 +365,6 @@ def shrink_under_timeout(q: Verbs, connect: Connect, rows: int, max_jobs: int) -
         row = retention(q)
         assert row.behind >= timedelta(minutes=1)
         assert "1 rows past retention are locked" in row.problem
-    assert sweeps > 1
     q.advance(seconds=11)
     # On a slow disk a walk over the whole partition takes more than one.
     for _ in range(10):
