@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from statistics import mean
+from itertools import pairwise
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -162,14 +163,17 @@ def test_one_job_at_a_time(horizon: str, q: Verbs) -> None:
 @pytest.mark.skipif(not FULL, reason="takes minutes; PGQUEUE_TEST_FULL=1 runs it")
 @pytest.mark.timeout(1800)
 def test_the_time_of_a_long_drain(horizon: str, q: Verbs) -> None:
-    """The last 50,000 of 300,000 jobs are drained at 0.9 or more of the rate of the first 50,000."""
+    """The last 50,000 of 300,000 jobs are drained at 0.9 or more of the rate of the first 50,000.
+
+    By the median of ten parts of each, since a checkpoint that falls into one of them says nothing of the queue.
+    """
     q.rows("insert into pgqueue.queues (name, soft_limit, hard_limit) values ('default', 10000000, 10000000)")
     q.fill(300_000)
     q.sweep()
     q.sweep()
     began = time.monotonic()
     swept = {None: began, "cursors": began}
-    marks = []
+    marks = [began]
     for n in range(600):
         taken = q.claim(500)
         assert len(q.complete(taken)) == 500
@@ -178,10 +182,10 @@ def test_the_time_of_a_long_drain(horizon: str, q: Verbs) -> None:
             if time.monotonic() - swept[step] > every:
                 q.call("sweep", step)
                 swept[step] = time.monotonic()
-        if n % 100 == 99:
+        if n % 10 == 9:
             marks.append(time.monotonic())
-    rates = [50_000 / (end - begin) for begin, end in zip([began, *marks], marks, strict=False)]
-    assert rates[-1] >= 0.9 * rates[0], rates
+    rates = [5000 / (end - begin) for begin, end in pairwise(marks)]
+    assert median(rates[-10:]) >= 0.9 * median(rates[:10]), rates
 
 
 @pytest.mark.parametrize("ahead", ["another type", "a paused type", "another shard"])
