@@ -336,20 +336,9 @@ JOBS: Final = Call(
     planned=True,
 )
 QUEUES: Final = Call("queues", "select row_to_json(q)::text from pgqueue.queues q order by q.name", _records)
-ADD_QUEUE: Final = Call(
-    "add_queue",
-    "insert into pgqueue.queues (name) values (%(queue)s::text) on conflict do nothing returning 1",
-    _nothing,
-)
 SET_QUEUE: Final = Call(
     "set_queue",
-    """update pgqueue.queues q
-          set (weights, lease_ms, timeout_ms, max_lost, idempotency_ms, soft_limit, hard_limit, pending_ttl,
-               completed_ttl, failed_ttl, dead_letter_ttl, cancelled_ttl, updated_at)
-            = (select s.weights, s.lease_ms, s.timeout_ms, s.max_lost, s.idempotency_ms, s.soft_limit, s.hard_limit,
-                      s.pending_ttl, s.completed_ttl, s.failed_ttl, s.dead_letter_ttl, s.cancelled_ttl, pgqueue.clock()
-                 from jsonb_populate_record(q, %(settings)s::jsonb) s)
-        where q.name = %(queue)s::text returning row_to_json(q)::text""",
+    "select row_to_json(q)::text from pgqueue.set_queue(%(queue)s::text, %(settings)s::jsonb) q",
     lambda rows: _records(rows)[0],
 )
 ACTIVITY: Final = Call(

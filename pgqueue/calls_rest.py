@@ -143,9 +143,6 @@ QUEUES_NAMED: Final = Call(
     _records,
 )
 QUEUE_COUNTS: Final = Call("queue_counts", "select row_to_json(c)::text from pgqueue.queue_counts() c", _records)
-CHANGE_QUEUE: Final = Call(
-    "change_queue", "select 1 from pgqueue.set_queue(%(queue)s::text, %(settings)s::jsonb)", _nothing
-)
 HEALTH: Final = Call(
     "health",
     """select json_build_object(

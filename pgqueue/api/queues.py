@@ -67,7 +67,7 @@ async def change_queue(request: AnyRequest, queue_name: Name) -> Answer:
         raise Invalid("weights must not all be 0", faults=[Fault("must not all be 0", pointer="/weights")])
     await api.act(
         identity_of(request.scope),
-        calls_rest.CHANGE_QUEUE,
+        calls.SET_QUEUE,
         queue=queue_name,
         settings=msgspec.json.encode(settings).decode(),
     )

@@ -101,8 +101,7 @@ def set_queue(door: Door, /, queue: str, weights: list[int] | str | None, **opti
         settings["weights"] = None if weights == "strict" else weights
     if not settings:
         raise click.UsageError("Give at least one setting.")
-    with door.connection() as connection, connection.transaction():
-        calls.run(connection, calls.ADD_QUEUE, queue=queue)
+    with door.connection() as connection:
         row = calls.run(connection, calls.SET_QUEUE, queue=queue, settings=json.dumps(settings))
     if door.as_json:
         print_json(row)

@@ -357,6 +357,10 @@ def test_queues_list_pause_resume_set(pgqueue: Invoke, connection: Connection) -
         refused = pgqueue("queues", "set", "new", option, value)
         assert refused.exit_code == 2
         assert f"{value!r} is too long: it must be at most {most}" in " ".join(refused.stderr.replace("│", " ").split())
+    refused = pgqueue("queues", "set", "new", "--timeout", "100000d")
+    assert (refused.exit_code, "setting timeout_ms cannot be 8640000000000" in refused.stderr) == (2, True), (
+        refused.stderr
+    )
     refused = pgqueue("queues", "set", "new", "--lease", "0")
     assert refused.exit_code == 2
     assert "lease_ms" in refused.stderr

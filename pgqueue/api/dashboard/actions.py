@@ -5,7 +5,7 @@ from typing import Any, Final
 import msgspec
 from litestar import Response, post
 
-from pgqueue import calls, calls_dashboard, calls_rest, calls_time
+from pgqueue import calls, calls_dashboard, calls_time
 from pgqueue.api.dashboard.filters import read_id
 from pgqueue.api.dashboard.reads import reads_of
 from pgqueue.api.dashboard.session import Form, enter_to_act, read_form
@@ -94,7 +94,7 @@ async def limits(request: AnyRequest) -> Response[Any]:
         if settings["soft_limit"] is None or settings["hard_limit"] is None:
             raise Invalid("the soft and the hard limit must be given")
         await api_of(request).act(
-            identity, calls_rest.CHANGE_QUEUE, queue=name, settings=msgspec.json.encode(settings).decode()
+            identity, calls.SET_QUEUE, queue=name, settings=msgspec.json.encode(settings).decode()
         )
     except PgqueueError as exc:
         return _refused(request, form, exc)
