@@ -673,7 +673,7 @@ def test_an_idle_worker_sleeps_and_wakes_by_the_bell(app: App, connection: Sessi
             time.sleep(0.3)
             began = time.monotonic()
             app.finished_job_sync(app.enqueue_sync("t"), wait=10)
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 8
 
 
 def test_an_insert_that_commits_late_is_found_without_a_poll(app: App, connect: Any, database: str) -> None:
@@ -692,7 +692,7 @@ def test_an_insert_that_commits_late_is_found_without_a_poll(app: App, connect: 
             began = time.monotonic()
             session.commit()
             app.finished_job_sync(job, wait=10)
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 8
 
 
 def test_single_jobs_cost_no_write_to_the_list_of_sleepers(app: App, connection: Session) -> None:
