@@ -1,65 +1,14 @@
-"""Every SQL call of the Python side as data, and what runs one: `run` and, awaited, `run_async`.
+"""The SQL calls of producers, workers and operators, as data; see calling.py for what runs them."""
 
-A call runs on a connection of ours or on the caller's own, within the caller's transaction: psycopg, SQLAlchemy (sync
-or async, over any driver) or asyncpg. Hot calls are prepared, unless the connection was opened without prepared
-statements.
-"""
-
-import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Final, NamedTuple, cast
 from uuid import UUID
 
 import msgspec
-import psycopg
-from psycopg.rows import tuple_row
 
-from pgqueue.errors import ConfigError, PgqueueError, from_db
+from pgqueue.calling import Call, Rows, column, nothing, records, scalar, tuples
+from pgqueue.errors import ConfigError
 from pgqueue.job import ClaimedJob, EnqueuedJob, JobRow
-
-T = TypeVar("T")
-Rows: TypeAlias = Sequence[Sequence[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
-    """One SQL call: its text with %(name)s parameters, and how its rows become a value.
-
-    `hot`: prepared at once. `planned`: never prepared, since its plan depends on what it is asked. `times`: how many
-    times as long as other calls it may take, by its parameters.
-    """
-
-    name: str
-    sql: str
-    read: Callable[[Rows], T]
-    hot: bool = False
-    planned: bool = False
-    times: Callable[[Mapping[str, Any]], float] | None = None
-
-    def limit(self, seconds: float, parameters: Mapping[str, Any]) -> float:
-        """Return the seconds that it may take with these parameters where other calls may take `seconds`."""
-        return seconds if self.times is None else seconds * self.times(parameters)
-
-
-# How rows are read ----------------------------------------------------------------------------------------------------
-
-
-def _nothing(rows: Rows) -> None:
-    return None
-
-
-def _scalar(rows: Rows) -> Any:
-    return rows[0][0]
-
-
-def _column(rows: Rows) -> list[Any]:
-    return [row[0] for row in rows]
-
-
-def _tuples(rows: Rows) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in rows]
 
 
 def _claimed(rows: Rows) -> list[ClaimedJob]:
@@ -83,10 +32,6 @@ def _jobs(rows: Rows) -> list[JobRow]:
 
 def _job(rows: Rows) -> JobRow | None:
     return _read_job(rows[0][0]) if rows else None
-
-
-def _records(rows: Rows) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(row[0]) for row in rows]
 
 
 class Beat(NamedTuple):
@@ -155,7 +100,7 @@ ENQUEUE_MANY: Final = Call(
     times=lambda parameters: max(1.0, len(parameters["job_types"]) / 10_000),
 )
 JOB: Final = Call("job", "select row_to_json(j)::text from pgqueue.job(%(job_id)s::uuid) j", _job, hot=True)
-WHY: Final = Call("why", "select pgqueue.why(%(job_id)s::uuid)", _scalar)
+WHY: Final = Call("why", "select pgqueue.why(%(job_id)s::uuid)", scalar)
 
 # Workers --------------------------------------------------------------------------------------------------------------
 
@@ -183,11 +128,11 @@ COMPLETE: Final = Call(
     "complete",
     """select pgqueue.complete(%(worker_id)s::uuid, %(job_ids)s::uuid[], %(attempts)s::int[],
                                %(results)s::jsonb[])""",
-    _column,
+    column,
     hot=True,
 )
 #: What became of a job in the transaction that completed it: cancelled, if that was requested before.
-BECAME: Final = Call("became", "select status from pgqueue.job(%(job_id)s::uuid)", _scalar, hot=True)
+BECAME: Final = Call("became", "select status from pgqueue.job(%(job_id)s::uuid)", scalar, hot=True)
 #: The claim is made of what the completion set free, such as the next jobs of ordering keys, and commits with it.
 COMPLETE_AND_CLAIM: Final = Call(
     "complete_and_claim",
@@ -206,7 +151,7 @@ FAIL: Final = Call(
          from unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(errors)s::jsonb[], %(retryable)s::boolean[],
                      %(retry_in)s::float8[]) as f(job_id, attempt, error, retryable, retry_in)
         order by f.job_id""",
-    _tuples,
+    tuples,
     hot=True,
 )
 SNOOZE: Final = Call(
@@ -214,7 +159,7 @@ SNOOZE: Final = Call(
     """select s.job_id, pgqueue.snooze(%(worker_id)s::uuid, s.job_id, s.attempt, make_interval(secs => s.delay))
          from unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(delays)s::float8[]) as s(job_id, attempt, delay)
         order by s.job_id""",
-    _tuples,
+    tuples,
     hot=True,
 )
 RATE_LIMIT: Final = Call(
@@ -222,39 +167,39 @@ RATE_LIMIT: Final = Call(
     """select r.job_id, pgqueue.rate_limit(%(worker_id)s::uuid, r.job_id, r.attempt, make_interval(secs => r.delay))
          from unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(delays)s::float8[]) as r(job_id, attempt, delay)
         order by r.job_id""",
-    _tuples,
+    tuples,
 )
 RELEASE: Final = Call(
     "release",
     "select pgqueue.release(%(worker_id)s::uuid, %(job_ids)s::uuid[], %(attempts)s::int[], %(started)s::boolean)",
-    _column,
+    column,
 )
 CANCEL_ATTEMPT: Final = Call(
     "cancel_attempt",
     """select c.job_id, pgqueue.cancel_attempt(%(worker_id)s::uuid, c.job_id, c.attempt, c.error)
          from unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(errors)s::jsonb[]) as c(job_id, attempt, error)
         order by c.job_id""",
-    _tuples,
+    tuples,
 )
 SET_PROGRESS: Final = Call(
     "set_progress",
     """select p.job_id, pgqueue.set_progress(%(worker_id)s::uuid, p.job_id, p.attempt, p.progress)
          from unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(progress)s::jsonb[]) as p(job_id, attempt, progress)
         order by p.job_id""",
-    _tuples,
+    tuples,
 )
 CANCEL_REQUESTS: Final = Call(
     "cancel_requests",
     """select job_id from pgqueue.jobs
         where job_id = any (%(job_ids)s::uuid[]) and status = 'processing' and cancel_requested_at is not null""",
-    _column,
+    column,
 )
 WORKER_STARTED: Final = Call(
     "worker_started",
     """select pgqueue.worker_started(%(worker_id)s::uuid, %(name)s::text, %(hostname)s::text, %(pid)s::int,
          %(group_name)s::text, %(queues)s::text[], %(job_types)s::text[], %(priorities)s::smallint[],
          %(concurrency)s::int, %(version)s::text)""",
-    _nothing,
+    nothing,
 )
 WORKER_SEEN: Final = Call(
     "worker_seen",
@@ -281,35 +226,35 @@ GROUP_MEMBERS: Final = Call(
         order by w.worker_id""",
     lambda rows: [UUID(row[0]) for row in rows],
 )
-INDEX_SHARDS: Final = Call("index_shards", "select pgqueue.index_shards()", _scalar)
+INDEX_SHARDS: Final = Call("index_shards", "select pgqueue.index_shards()", scalar)
 ADD_COUNTS: Final = Call(
     "add_counts",
     """select pgqueue.add_counts(%(worker_id)s::uuid, %(batch)s::bigint, %(utilization)s::float8, %(counts)s::jsonb)""",
-    _scalar,
+    scalar,
 )
-WORKER_STOPPED: Final = Call("worker_stopped", "select pgqueue.worker_stopped(%(worker_id)s::uuid)", _nothing)
+WORKER_STOPPED: Final = Call("worker_stopped", "select pgqueue.worker_stopped(%(worker_id)s::uuid)", nothing)
 WAIT_FOR_WORK: Final = Call(
     "wait_for_work",
     """select pgqueue.wait_for_work(%(worker_id)s::uuid, %(queues)s::text[], %(job_types)s::text[],
                                     %(channel)s::text)""",
-    _nothing,
+    nothing,
 )
-OPEN_WRITERS: Final = Call("open_writers", "select pgqueue.open_writers()", _scalar)
-WRITERS_OPEN: Final = Call("writers_open", "select pgqueue.writers_open(%(writers)s::text[])", _scalar)
-STOP_WAITING: Final = Call("stop_waiting", "select pgqueue.stop_waiting(%(worker_id)s::uuid)", _nothing)
-SWEEP: Final = Call("sweep", "select step, jobs from pgqueue.sweep()", _tuples)
-MEASURE: Final = Call("measure", "select step, jobs from pgqueue.sweep('measure')", _tuples)
-EVALUATE_ALERTS: Final = Call("evaluate_alerts", "select step, jobs from pgqueue.sweep('alerts')", _tuples)
+OPEN_WRITERS: Final = Call("open_writers", "select pgqueue.open_writers()", scalar)
+WRITERS_OPEN: Final = Call("writers_open", "select pgqueue.writers_open(%(writers)s::text[])", scalar)
+STOP_WAITING: Final = Call("stop_waiting", "select pgqueue.stop_waiting(%(worker_id)s::uuid)", nothing)
+SWEEP: Final = Call("sweep", "select step, jobs from pgqueue.sweep()", tuples)
+MEASURE: Final = Call("measure", "select step, jobs from pgqueue.sweep('measure')", tuples)
+EVALUATE_ALERTS: Final = Call("evaluate_alerts", "select step, jobs from pgqueue.sweep('alerts')", tuples)
 ALERT_EVENTS: Final = Call(
     "alert_events",
     """select row_to_json(e)::text from pgqueue.alert_events e
         where e.event_id > %(after)s::bigint and e.pid = pg_backend_pid() order by e.event_id""",
-    _records,
+    records,
 )
 
 # Operators ------------------------------------------------------------------------------------------------------------
 
-CANCEL: Final = Call("cancel", "select pgqueue.cancel(%(job_id)s::uuid)", _scalar)
+CANCEL: Final = Call("cancel", "select pgqueue.cancel(%(job_id)s::uuid)", scalar)
 CANCEL_MANY: Final = Call(
     "cancel_many",
     "select job_id::text, outcome from pgqueue.cancel_many(%(job_ids)s::text[]::uuid[])",
@@ -318,11 +263,11 @@ CANCEL_MANY: Final = Call(
 RETRY: Final = Call("retry", "select row_to_json(j)::text from pgqueue.retry(%(job_id)s::uuid) j", _job)
 _FILTERS: Final = """job_type => %(job_type)s::text, queue => %(queue)s::text, since => %(since)s::timestamptz,
                      until => %(until)s::timestamptz, max_jobs => %(max_jobs)s::int"""
-RETRY_DEAD_LETTERS: Final = Call("retry_dead_letters", f"select pgqueue.retry_dead_letters({_FILTERS})", _scalar)
-DISCARD: Final = Call("discard", "select pgqueue.discard(%(job_id)s::uuid)", _scalar)
-DISCARD_DEAD_LETTERS: Final = Call("discard_dead_letters", f"select pgqueue.discard_dead_letters({_FILTERS})", _scalar)
-PAUSE: Final = Call("pause", "select pgqueue.pause(%(queue)s::text)", _scalar)
-RESUME: Final = Call("resume", "select pgqueue.resume(%(queue)s::text)", _scalar)
+RETRY_DEAD_LETTERS: Final = Call("retry_dead_letters", f"select pgqueue.retry_dead_letters({_FILTERS})", scalar)
+DISCARD: Final = Call("discard", "select pgqueue.discard(%(job_id)s::uuid)", scalar)
+DISCARD_DEAD_LETTERS: Final = Call("discard_dead_letters", f"select pgqueue.discard_dead_letters({_FILTERS})", scalar)
+PAUSE: Final = Call("pause", "select pgqueue.pause(%(queue)s::text)", scalar)
+RESUME: Final = Call("resume", "select pgqueue.resume(%(queue)s::text)", scalar)
 JOBS: Final = Call(
     "jobs",
     """select row_to_json(j)::text from pgqueue.jobs j
@@ -335,11 +280,11 @@ JOBS: Final = Call(
     _jobs,
     planned=True,
 )
-QUEUES: Final = Call("queues", "select row_to_json(q)::text from pgqueue.queues q order by q.name", _records)
+QUEUES: Final = Call("queues", "select row_to_json(q)::text from pgqueue.queues q order by q.name", records)
 SET_QUEUE: Final = Call(
     "set_queue",
     "select row_to_json(q)::text from pgqueue.set_queue(%(queue)s::text, %(settings)s::jsonb) q",
-    lambda rows: _records(rows)[0],
+    lambda rows: records(rows)[0],
 )
 ACTIVITY: Final = Call(
     "activity",
@@ -358,21 +303,21 @@ ACTIVITY: Final = Call(
             select j.job_id, j.job_type, j.attempts, j.max_retries, j.due_at, j.error from pgqueue.jobs j
              where j.status = 'failed' and j.job_id >= %(since)s::uuid order by j.due_at limit %(limit)s::int) f)
        )::text""",
-    lambda rows: _records(rows)[0],
+    lambda rows: records(rows)[0],
 )
 HOLD_RETRY: Final = Call(
     "hold_retry",
     """select pgqueue.hold_retry(%(worker_id)s::uuid, %(job_ids)s::uuid[], %(attempts)s::int[],
                                  make_interval(secs => %(delay)s::float8))""",
-    _column,
+    column,
 )
-ONCE: Final = Call("once", "select pgqueue.once(%(job_id)s::uuid, %(key)s::text)", _scalar)
-SCHEMA_VERSION: Final = Call("schema_version", "select pgqueue.schema_version()", _scalar)
+ONCE: Final = Call("once", "select pgqueue.once(%(job_id)s::uuid, %(key)s::text)", scalar)
+SCHEMA_VERSION: Final = Call("schema_version", "select pgqueue.schema_version()", scalar)
 #: The oldest revision of the schema with which these calls work.
 NEEDED_VERSION: Final = "0001"
-QUEUE_STATS: Final = Call("queue_stats", "select row_to_json(q)::text from pgqueue.queue_stats q", _records)
+QUEUE_STATS: Final = Call("queue_stats", "select row_to_json(q)::text from pgqueue.queue_stats q", records)
 WORKERS: Final = Call(
-    "workers", "select row_to_json(w)::text from pgqueue.workers w order by w.started_at, w.worker_id", _records
+    "workers", "select row_to_json(w)::text from pgqueue.workers w order by w.started_at, w.worker_id", records
 )
 
 
@@ -383,14 +328,14 @@ def set_clock(ahead: float) -> Call[None]:
         "set_clock",
         f"""create or replace function pgqueue.clock() returns timestamptz language sql stable parallel safe
               as $$ select pg_catalog.statement_timestamp(){moved} $$""",
-        _nothing,
+        nothing,
     )
 
 
 ALERTS: Final = Call(
     "alerts",
     "select row_to_json(a)::text from pgqueue.alerts a order by a.severity, a.since, a.alert, a.queue",
-    _records,
+    records,
 )
 METRICS: Final = Call("metrics", "select name, kind, labels::text, value from pgqueue.metrics()", _samples)
 PUSH_TURN: Final = Call(
@@ -422,108 +367,10 @@ def listen(channel: str) -> str:
 PROBE: Final = "select 1"
 #: A session that only listens is always idle, and no timeout of idle sessions is meant for it.
 STAY: Final = "set idle_session_timeout = 0"
-RING: Final = Call("ring", "select pg_notify(%(channel)s::text, %(payload)s::text)", _nothing)
+RING: Final = Call("ring", "select pg_notify(%(channel)s::text, %(payload)s::text)", nothing)
 RING_WORKERS: Final = Call(
     "ring_workers",
     """select pg_notify('pgqueue_wake_' || replace(w.worker_id::text, '-', ''), '')
          from unnest(%(worker_ids)s::uuid[]) w(worker_id)""",
-    _nothing,
+    nothing,
 )
-
-
-# Running --------------------------------------------------------------------------------------------------------------
-
-_parameter: Final = re.compile(r"%\((\w+)\)s")
-
-
-@functools.lru_cache
-def _numbered(sql: str) -> tuple[str, tuple[str, ...]]:
-    """Return the text with $1, $2, … and the names of the parameters in that order."""
-    names = tuple(dict.fromkeys(_parameter.findall(sql)))
-    return _parameter.sub(lambda found: f"${names.index(found[1]) + 1}", sql), names
-
-
-@functools.lru_cache
-def _named(sql: str) -> Any:
-    """Return the text as SQLAlchemy's, with :name parameters."""
-    from sqlalchemy import text
-
-    # The blank keeps the casts: `:name::text` is not a parameter to SQLAlchemy.
-    return text(_parameter.sub(r":\1 ", sql))
-
-
-def _family(connection: object) -> str:
-    """Return the root package of a connection's class, looking through subclasses of the user's."""
-    roots = (kind.__module__.partition(".")[0] for kind in type(connection).__mro__)
-    return next((root for root in roots if root in ("psycopg", "sqlalchemy", "asyncpg")), "")
-
-
-def run(connection: object, call: Call[T], **parameters: object) -> T:
-    """Run a call on a sync connection: psycopg's, or SQLAlchemy's Connection or Session.
-
-    Raises the PgqueueError that the database's error stands for.
-    """
-    try:
-        if isinstance(connection, psycopg.Connection):
-            cursor = psycopg.Cursor(connection, row_factory=tuple_row)
-            with cursor:
-                cursor.execute(call.sql, parameters, prepare=_prepared(connection, call), binary=True)
-                return call.read(cursor.fetchall() if cursor.description else [])
-        if _family(connection) == "sqlalchemy" and not _is_async(connection):
-            return call.read(cast(Any, connection).execute(_named(call.sql), parameters).all())
-    except Exception as exc:
-        raise _translated(exc) from exc
-    raise ConfigError(f"{_describe(connection)} cannot be used here: {_SYNC_KINDS}")
-
-
-async def run_async(connection: object, call: Call[T], **parameters: object) -> T:
-    """Run a call on an async connection: psycopg's, SQLAlchemy's AsyncConnection or AsyncSession, or asyncpg's.
-
-    Raises the PgqueueError that the database's error stands for.
-    """
-    try:
-        if isinstance(connection, psycopg.AsyncConnection):
-            cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
-            async with cursor:
-                await cursor.execute(call.sql, parameters, prepare=_prepared(connection, call), binary=True)
-                return call.read(await cursor.fetchall() if cursor.description else [])
-        family = _family(connection)
-        if family == "sqlalchemy" and _is_async(connection):
-            return call.read((await cast(Any, connection).execute(_named(call.sql), parameters)).all())
-        if family == "asyncpg":
-            sql, names = _numbered(call.sql)
-            return call.read(await cast(Any, connection).fetch(sql, *(parameters[name] for name in names)))
-    except Exception as exc:
-        raise _translated(exc) from exc
-    raise ConfigError(f"{_describe(connection)} cannot be used here: {_ASYNC_KINDS}")
-
-
-_SYNC_KINDS: Final = "give a psycopg Connection, or SQLAlchemy's Connection or Session; await the async form for others"
-_ASYNC_KINDS: Final = (
-    "give a psycopg AsyncConnection, SQLAlchemy's AsyncConnection or AsyncSession, or an asyncpg connection; "
-    "sync ones go to the _sync form"
-)
-
-
-def _describe(connection: object) -> str:
-    kind = type(connection)
-    return f"a connection of type {kind.__module__}.{kind.__qualname__}"
-
-
-def _is_async(connection: object) -> bool:
-    return hasattr(connection, "__aenter__")
-
-
-def _prepared(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], call: Call[Any]) -> bool | None:
-    if call.planned:
-        return False
-    if not call.hot or connection.prepare_threshold is None:
-        return None
-    return True
-
-
-def _translated(exc: Exception) -> Exception:
-    if isinstance(exc, PgqueueError):
-        return exc
-    driver_error = isinstance(exc, (psycopg.Error, UnicodeError)) or _family(exc) in ("sqlalchemy", "asyncpg")
-    return from_db(exc) if driver_error else exc

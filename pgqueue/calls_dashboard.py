@@ -1,32 +1,9 @@
-"""The SQL calls that only the dashboard makes, as data; see calls.py. Whatever they count they count up to a bound."""
+"""The SQL calls that only the dashboard makes, as data; see calling.py. What they count they count up to a bound."""
 
-from typing import Any, Final, cast
+from typing import Final, cast
 
-import msgspec
-
-from pgqueue.calls import Call, Rows
+from pgqueue.calling import Call, column, document, records, scalar, tuples
 from pgqueue.calls_rest import LOOKED_AT
-
-
-def _scalar(rows: Rows) -> Any:
-    return rows[0][0]
-
-
-def _column(rows: Rows) -> list[Any]:
-    return [row[0] for row in rows]
-
-
-def _tuples(rows: Rows) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in rows]
-
-
-def _json(rows: Rows) -> Any:
-    return msgspec.json.decode(rows[0][0])
-
-
-def _records(rows: Rows) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(row[0]) for row in rows]
-
 
 ONLY_READ: Final = Call(
     "only_read",
@@ -46,13 +23,13 @@ PACE: Final = Call(
             select u.n, sum(u.jobs) as jobs from r cross join lateral unnest(r.durations) with ordinality u(jobs, n)
              group by u.n) b))::text
          from r""",
-    _json,
+    document,
 )
 HISTORY: Final = Call(
     "history",
     """select submitted_per_second, processed_per_second, failed_per_second
          from pgqueue.history(make_interval(secs => %(seconds)s::float8), %(points)s::int)""",
-    _tuples,
+    tuples,
 )
 #: Finished jobs are too many to count: what the statistics say.
 FINISHED: Final = Call(
@@ -63,7 +40,7 @@ FINISHED: Final = Call(
          from (select c.relname as name, greatest(pg_stat_get_live_tuples(c.oid), 0) as jobs
                  from pg_class c join pg_namespace n on n.oid = c.relnamespace
                 where n.nspname = 'pgqueue' and c.relkind = 'r' and c.relname like 'jobs\\_c%%') f""",
-    _json,
+    document,
 )
 NAMES: Final = Call(
     "names",
@@ -72,7 +49,7 @@ NAMES: Final = Call(
             select distinct c.queue from pgqueue.counters c where c.queue <> '_OTHER') q), '[]'),
          'types', coalesce((select json_agg(t.job_type order by t.job_type) from (
             select distinct c.job_type from pgqueue.counters c where c.job_type <> '_OTHER') t), '[]'))::text""",
-    _json,
+    document,
 )
 RUNNING: Final = Call(
     "running",
@@ -81,7 +58,7 @@ RUNNING: Final = Call(
          'started_at', j.started_at, 'lease_expires_at', j.lease_expires_at,
          'late', j.lease_expires_at < pgqueue.clock(), 'stopping', j.cancel_requested_at is not null)::text
          from pgqueue.jobs j where j.status = 'processing' order by j.lease_expires_at desc limit %(limit)s::int""",
-    _records,
+    records,
 )
 #: So many failed jobs and dead letters are looked at, the newest.
 FAILURES_LOOKED_AT: Final = 5_000
@@ -102,7 +79,7 @@ FAILURES: Final = Call(
                             where d.status = 'failed' and d.due_at is not null
                             order by d.due_at desc limit {FAILURES_LOOKED_AT})) j) f
            group by f.job_type, f.pattern order by count(*) desc, max(f.updated_at) desc limit 200) g""",  # noqa: S608
-    _records,
+    records,
 )
 #: The jobs that a list with these filters shows, on all its pages; as many jobs are looked at as for the list.
 MATCHING: Final = Call(
@@ -121,7 +98,7 @@ MATCHING: Final = Call(
                or octet_length(l.payload::text) <= 16384
                   and strpos(lower(l.payload::text), lower(%(search)s::text)) > 0)
         order by l.job_id desc limit %(limit)s::int""",  # noqa: S608
-    _column,
+    column,
 )
 CHOSEN: Final = Call(
     "chosen",
@@ -129,22 +106,22 @@ CHOSEN: Final = Call(
          select j.job_id, j.job_type, j.queue, j.status, j.error from pgqueue.jobs j
           where j.job_id = any (%(job_ids)s::text[]::uuid[]) and j.status = any (%(statuses)s::text[])
           order by j.job_id desc) c""",
-    _records,
+    records,
 )
 _EACH: Final = """select count(*) from (
          select j.job_id from pgqueue.jobs j
           where j.job_id = any (%(job_ids)s::text[]::uuid[]) and j.status = any (%(statuses)s::text[]) offset 0) c
          cross join lateral"""
-RETRY_THESE: Final = Call("retry_these", f"{_EACH} pgqueue.retry(c.job_id) r", _scalar)
-DISCARD_THESE: Final = Call("discard_these", f"{_EACH} pgqueue.discard(c.job_id) r", _scalar)
+RETRY_THESE: Final = Call("retry_these", f"{_EACH} pgqueue.retry(c.job_id) r", scalar)
+DISCARD_THESE: Final = Call("discard_these", f"{_EACH} pgqueue.discard(c.job_id) r", scalar)
 ENABLE_SCHEDULE: Final = Call(
     "enable_schedule",
     """select count(pgqueue.put_schedule(s.name, to_jsonb(s) || jsonb_build_object('enabled', %(enabled)s::boolean)))
          from pgqueue.schedules s where s.name = %(name)s::text""",
-    _scalar,
+    scalar,
 )
 SWEEP_STEPS: Final = Call(
-    "sweep_steps", "select row_to_json(s)::text from pgqueue.sweep_steps s order by s.step", _records
+    "sweep_steps", "select row_to_json(s)::text from pgqueue.sweep_steps s order by s.step", records
 )
 TABLES: Final = Call(
     "tables",
@@ -159,14 +136,14 @@ TABLES: Final = Call(
                    from pg_class c join pg_namespace n on n.oid = c.relnamespace
                   where n.nspname = 'pgqueue' and c.relkind = 'r') g
           group by g.name order by sum(pg_total_relation_size(g.oid)) desc, g.name limit 14) t""",
-    _records,
+    records,
 )
 HORIZON: Final = Call(
     "horizon",
     """select row_to_json(h)::text from pgqueue.horizon() h
         where h.kind <> 'session' or h.since < clock_timestamp() - interval '1 second'
         order by h.xmin_age desc nulls last limit 20""",
-    _records,
+    records,
 )
 SERVER: Final = Call(
     "server",
@@ -177,13 +154,13 @@ SERVER: Final = Call(
          'sessions', (select sum(numbackends) from pg_stat_database),
          'max_connections', current_setting('max_connections')::int,
          'ahead', extract(epoch from clock_timestamp()))::text""",
-    _json,
+    document,
 )
 AUDIT: Final = Call(
     "audit",
     """select json_build_object('at', a.at, 'actor', a.actor, 'verb', a.verb, 'target', a.target, 'jobs', a.jobs)::text
          from pgqueue.audit a order by a.audit_id desc limit %(limit)s::int""",
-    _records,
+    records,
 )
 DEAD_LETTERS: Final = Call(
     "dead_letters",

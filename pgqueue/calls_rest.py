@@ -1,55 +1,27 @@
-"""The SQL calls that only the REST API makes, as data; see calls.py."""
+"""The SQL calls that only the REST API makes, as data; see calling.py."""
 
-from typing import Any, Final, cast
+from typing import Final, cast
 from uuid import UUID
 
-import msgspec
-
-from pgqueue.calls import Call, Rows
-
-
-def _nothing(rows: Rows) -> None:
-    return None
-
-
-def _scalar(rows: Rows) -> Any:
-    return rows[0][0]
-
-
-def _column(rows: Rows) -> list[Any]:
-    return [row[0] for row in rows]
-
-
-def _tuples(rows: Rows) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in rows]
-
-
-def _json(rows: Rows) -> Any:
-    return msgspec.json.decode(rows[0][0])
-
-
-def _records(rows: Rows) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(row[0]) for row in rows]
+from pgqueue.calling import Call, Rows, column, document, nothing, records, scalar, tuples
 
 
 def _text(rows: Rows) -> str | None:
     return cast(str, rows[0][0]) if rows else None
 
 
-ACT_AS: Final = Call("act_as", "select set_config('pgqueue.actor', %(actor)s::text, true)", _nothing)
-CHECK_KEYS: Final = Call("check_keys", "select pgqueue.check_keys(%(hashes)s::bytea[])::text", _json, hot=True)
-KEYS: Final = Call("keys", "select row_to_json(k)::text from pgqueue.keys k order by k.created_at, k.name", _records)
-KEY_NAMES: Final = Call(
-    "key_names", "select k.name from pgqueue.keys k where k.name = any (%(names)s::text[])", _column
-)
-KEYS_USED: Final = Call("keys_used", "select pgqueue.keys_used(%(names)s::text[])", _nothing)
+ACT_AS: Final = Call("act_as", "select set_config('pgqueue.actor', %(actor)s::text, true)", nothing)
+CHECK_KEYS: Final = Call("check_keys", "select pgqueue.check_keys(%(hashes)s::bytea[])::text", document, hot=True)
+KEYS: Final = Call("keys", "select row_to_json(k)::text from pgqueue.keys k order by k.created_at, k.name", records)
+KEY_NAMES: Final = Call("key_names", "select k.name from pgqueue.keys k where k.name = any (%(names)s::text[])", column)
+KEYS_USED: Final = Call("keys_used", "select pgqueue.keys_used(%(names)s::text[])", nothing)
 CREATE_KEY: Final = Call(
     "create_key",
     """select pgqueue.create_key(%(name)s::text, %(sha256)s::bytea, %(prefix)s::text, %(scopes)s::text[],
                                  %(rate)s::int, %(expires_at)s::timestamptz)""",
-    _nothing,
+    nothing,
 )
-REVOKE_KEY: Final = Call("revoke_key", "select pgqueue.revoke_key(%(name)s::text)", _scalar)
+REVOKE_KEY: Final = Call("revoke_key", "select pgqueue.revoke_key(%(name)s::text)", scalar)
 LEASE_TOKENS: Final = Call(
     "lease_tokens",
     """select granted, retry_ms
@@ -59,7 +31,7 @@ LEASE_TOKENS: Final = Call(
 SUBMIT: Final = Call(
     "submit",
     "select job, duplicate, same from pgqueue.submit(%(jobs)s::jsonb, %(hashes)s::bytea[])",
-    _tuples,
+    tuples,
     hot=True,
 )
 SUBMIT_BATCH: Final = Call(
@@ -73,7 +45,7 @@ JOB_STATES: Final = Call(
     """select json_build_object('job_id', j.job_id, 'queue', j.queue, 'job_type', j.job_type, 'status', j.status,
                                 'attempts', j.attempts, 'updated_at', j.updated_at)::text
          from unnest(%(job_ids)s::text[]::uuid[]) u(job_id) cross join lateral pgqueue.job(u.job_id) j""",
-    _records,
+    records,
 )
 ARRIVALS: Final = Call(
     "arrivals",
@@ -82,7 +54,7 @@ ARRIVALS: Final = Call(
          from pgqueue.jobs j
         where j.status in ('pending', 'submitted') and j.attempts = 0 and j.job_id >= %(since)s::uuid
         order by j.job_id limit %(limit)s::int""",
-    _records,
+    records,
 )
 #: How many jobs are looked at for a page, at most; and how many live ones, of which only some statuses are wanted.
 LOOKED_AT: Final = 20_000
@@ -114,7 +86,7 @@ LIST_JOBS: Final = Call(
                   or octet_length(l.payload::text) <= 16384
                      and strpos(lower(l.payload::text), lower(%(search)s::text)) > 0)
            order by l.job_id desc limit %(limit)s::int) p""",  # noqa: S608
-    _column,
+    column,
     planned=True,
 )
 LAST_LOOKED_AT: Final = Call(
@@ -140,9 +112,9 @@ QUEUES_NAMED: Final = Call(
                       extract(epoch from coalesce(q.cancelled_ttl, '7 days')) * 1000 as cancelled_ttl_ms
                  from unnest(%(names)s::text[]) x(name) left join pgqueue.queues q on q.name = x.name) q
         order by q.name""",
-    _records,
+    records,
 )
-QUEUE_COUNTS: Final = Call("queue_counts", "select row_to_json(c)::text from pgqueue.queue_counts() c", _records)
+QUEUE_COUNTS: Final = Call("queue_counts", "select row_to_json(c)::text from pgqueue.queue_counts() c", records)
 HEALTH: Final = Call(
     "health",
     """select json_build_object(
@@ -151,22 +123,22 @@ HEALTH: Final = Call(
          'swept_seconds_ago', extract(epoch from pgqueue.clock() - max(s.last_run_at) filter (where s.step = 'due')),
          'failing', json_object_agg(s.step, s.failures) filter (where s.failures > 0))::text
          from pgqueue.sweep_steps s""",
-    _json,
+    document,
 )
 WATCH: Final = Call(
     "watch",
     """select extract(epoch from clock_timestamp())::float8,
               pgqueue.watch(%(watcher_id)s::uuid, make_interval(secs => %(seconds)s::float8))""",
-    _scalar,
+    scalar,
 )
-UNWATCH: Final = Call("unwatch", "select pgqueue.unwatch(%(watcher_id)s::uuid)", _nothing)
+UNWATCH: Final = Call("unwatch", "select pgqueue.unwatch(%(watcher_id)s::uuid)", nothing)
 CLAIM_JSON: Final = Call(
     "claim_json",
     """select row_to_json(j)::text
          from pgqueue.claim(%(worker_id)s::uuid, %(queues)s::text[], %(max_jobs)s::int,
                             make_interval(secs => %(lease)s::float8), %(job_types)s::text[],
                             %(priorities)s::smallint[], %(shards)s::smallint[]) j""",
-    _column,
+    column,
     hot=True,
 )
 WORKER_ROWS: Final = Call(
@@ -174,7 +146,7 @@ WORKER_ROWS: Final = Call(
     """select row_to_json(r)::text
          from (select w.*, w.status <> 'stopped' and w.last_heartbeat > pgqueue.clock() - interval '60 seconds' as live
                  from pgqueue.workers w order by w.started_at, w.worker_id limit 5000) r""",
-    _records,
+    records,
 )
 TOTALS: Final = Call(
     "totals",
@@ -187,20 +159,20 @@ TOTALS: Final = Call(
          'processed_per_second', coalesce(sum(r.processed / r.seconds), 0),
          'failed_per_second', coalesce(sum(r.failed / r.seconds), 0))::text
          from pgqueue.rates('1 minute') r""",
-    _json,
+    document,
 )
 ALERTS: Final = Call(
     "alerts",
     """select json_build_object('alert', a.alert, 'severity', a.severity, 'queue', a.queue, 'summary', a.summary,
                                 'since', a.since)::text
          from pgqueue.alerts a order by a.severity, a.alert, a.queue""",
-    _records,
+    records,
 )
-PUT_SCHEDULE: Final = Call("put_schedule", "select pgqueue.put_schedule(%(name)s::text, %(settings)s::jsonb)", _scalar)
-DROP_SCHEDULE: Final = Call("drop_schedule", "select pgqueue.drop_schedule(%(name)s::text)", _scalar)
+PUT_SCHEDULE: Final = Call("put_schedule", "select pgqueue.put_schedule(%(name)s::text, %(settings)s::jsonb)", scalar)
+DROP_SCHEDULE: Final = Call("drop_schedule", "select pgqueue.drop_schedule(%(name)s::text)", scalar)
 SCHEDULE_ROWS: Final = Call(
     "schedule_rows",
     """select row_to_json(s)::text from pgqueue.schedules s
         where %(name)s::text is null or s.name = %(name)s::text order by s.name limit 10000""",
-    _column,
+    column,
 )

@@ -1,4 +1,4 @@
-"""The SQL calls that sweepers, schedulers and people who look at schedules make, as data; see calls.py."""
+"""The SQL calls that sweepers, schedulers and people who look at schedules make, as data; see calling.py."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, cast
@@ -6,29 +6,17 @@ from uuid import UUID
 
 import msgspec
 
-from pgqueue.calls import Call, Rows
-
-
-def _scalar(rows: Rows) -> Any:
-    return rows[0][0]
-
-
-def _tuples(rows: Rows) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in rows]
-
-
-def _records(rows: Rows) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(row[0]) for row in rows]
+from pgqueue.calling import Call, Rows, records, scalar, tuples
 
 
 def _record(rows: Rows) -> dict[str, Any] | None:
-    return _records(rows)[0] if rows else None
+    return records(rows)[0] if rows else None
 
 
 # Sweepers -------------------------------------------------------------------------------------------------------------
 
 TAKE_TURN: Final = Call(
-    "take_turn", "select pgqueue.take_turn(make_interval(secs => %(every)s::float8))", _scalar, hot=True
+    "take_turn", "select pgqueue.take_turn(make_interval(secs => %(every)s::float8))", scalar, hot=True
 )
 NEXT_DUE: Final = Call(
     "next_due", "select extract(epoch from pgqueue.next_due())::float8", lambda rows: cast(float | None, rows[0][0])
@@ -82,9 +70,9 @@ NOTE_STEP: Final = Call(
     lambda rows: None,
 )
 MAINTAIN_PARTITIONS: Final = Call(
-    "maintain_partitions", "select partition, action from pgqueue.maintain_partitions(%(max_actions)s::int)", _tuples
+    "maintain_partitions", "select partition, action from pgqueue.maintain_partitions(%(max_actions)s::int)", tuples
 )
-ANALYSE: Final = Call("analyse", "select pgqueue.analyse()", _scalar)
+ANALYSE: Final = Call("analyse", "select pgqueue.analyse()", scalar)
 
 # Schedulers -----------------------------------------------------------------------------------------------------------
 
@@ -103,29 +91,29 @@ DUE_SCHEDULES: Final = Call(
         (select {_DUE_COLUMNS} from pgqueue.schedules s
           where s.enabled and s.next_run_at <= pgqueue.clock() and s.name <> all (%(later)s::text[])
           order by s.next_run_at limit %(limit)s::int)""",  # noqa: S608
-    _records,
+    records,
     hot=True,
 )
 FIRE_SCHEDULES: Final = Call(
     "fire_schedules",
     "select name, jobs, problem from pgqueue.fire_schedules(%(plans)s::jsonb)",
-    lambda rows: cast(list[tuple[str, int, str | None]], _tuples(rows)),
+    lambda rows: cast(list[tuple[str, int, str | None]], tuples(rows)),
 )
 SCHEDULE_FAILED: Final = Call(
     "schedule_failed",
     "select pgqueue.schedule_failed(%(name)s::text, %(due_at)s::text::timestamptz, %(error)s::text)",
-    _scalar,
+    scalar,
 )
 DECLARE_SCHEDULES: Final = Call(
     "declare_schedules",
     """select name, outcome from pgqueue.declare_schedules(%(declared_by)s::text, %(fingerprint)s::text,
          %(declared)s::jsonb, %(started)s::boolean)""",
-    _tuples,
+    tuples,
 )
 
 # Operators ------------------------------------------------------------------------------------------------------------
 
-SCHEDULES: Final = Call("schedules", "select row_to_json(s)::text from pgqueue.schedules s order by s.name", _records)
+SCHEDULES: Final = Call("schedules", "select row_to_json(s)::text from pgqueue.schedules s order by s.name", records)
 SCHEDULE: Final = Call(
     "schedule", "select row_to_json(s)::text from pgqueue.schedules s where s.name = %(name)s::text", _record
 )
@@ -138,4 +126,4 @@ ENABLE_SCHEDULE: Final[Call[Mapping[str, Any] | None]] = Call(
        returning row_to_json(s)::text""",
     _record,
 )
-RETENTION: Final = Call("retention", "select row_to_json(r)::text from pgqueue.retention r order by r.status", _records)
+RETENTION: Final = Call("retention", "select row_to_json(r)::text from pgqueue.retention r order by r.status", records)

@@ -1,16 +1,9 @@
 """SQL calls of the tools that watch: `pgqueue top`, `pgqueue doctor` and the scaler."""
 
-from typing import Any, Final, cast
+from typing import Final, cast
 
-import msgspec
-
-from pgqueue.calls import Call, Rows, WorkerLoad
-
-
-def _record(rows: Rows) -> dict[str, Any]:
-    record: dict[str, Any] = msgspec.json.decode(rows[0][0])
-    return record
-
+from pgqueue.calling import Call, document
+from pgqueue.calls import WorkerLoad
 
 TOP: Final = Call(
     "top",
@@ -34,7 +27,7 @@ TOP: Final = Call(
             select s.alert, s.severity, s.summary from pgqueue.alert_states s where s.fired_at is not null
              order by s.severity, s.since) a),
          'at', pgqueue.clock())::text""",
-    _record,
+    document,
 )
 DOCTOR: Final = Call(
     "doctor",
@@ -70,7 +63,7 @@ DOCTOR: Final = Call(
                    extract(epoch from pgqueue.clock() - s.last_run_at) as age from pgqueue.sweep_steps s) s),
          'alerts', (select coalesce(json_agg(a), '[]') from pgqueue.alerts a)
        )::text""",
-    _record,
+    document,
 )
 FLEET: Final = Call(
     "fleet",

@@ -15,8 +15,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ConnStatus, TransactionStatus
 
-from pgqueue import calls, wire
-from pgqueue.calls import Call
+from pgqueue import calling, wire
+from pgqueue.calling import Call
 from pgqueue.errors import ConfigError, DatabaseConflict, DatabaseUnavailable, PgqueueError, from_db
 from pgqueue.settings import Settings
 
@@ -178,7 +178,7 @@ class SyncPool:
                     self.connection() as connection,
                     _deadlines.within(call.limit(self._settings.statement_limit, parameters), connection, call.name),
                 ):
-                    return calls.run(connection, call, **parameters)
+                    return calling.run(connection, call, **parameters)
             except DatabaseConflict:
                 if pause is None:
                     raise
@@ -286,7 +286,7 @@ class Link:
 
 async def _within(limit: float, connection: AsyncConnection, call: Call[T], parameters: Mapping[str, object]) -> T:
     with answered_within(limit, connection, call.name):
-        return await calls.run_async(connection, call, **parameters)
+        return await calling.run_async(connection, call, **parameters)
 
 
 @contextmanager

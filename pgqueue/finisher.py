@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pgqueue import calls
 from pgqueue.attempt import Cancelled, Completed, Failed, Outcome, Released, Settled, Snoozed, Throttled
-from pgqueue.calls import Call
+from pgqueue.calling import Call
 from pgqueue.connections import Link
 from pgqueue.errors import DatabaseError, InvalidJob, InvalidResult, PgqueueError
 from pgqueue.held import Held

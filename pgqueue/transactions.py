@@ -9,7 +9,7 @@ from uuid import UUID
 
 import psycopg
 
-from pgqueue import calls
+from pgqueue import calling, calls
 from pgqueue.attempt import SETTLED, Completed, Outcome, Settled
 from pgqueue.connections import AsyncConnection, AsyncPool, SyncConnection, SyncPool
 from pgqueue.errors import Cancel, ConfigError, InvalidJob, InvalidResult, LeaseLost, from_db
@@ -77,11 +77,11 @@ class JobTransaction:
             if not isinstance(outcome, Completed):
                 await self.undo_async()
                 return outcome
-            accepted = await calls.run_async(self._connection, calls.COMPLETE, **self._completion(outcome))
+            accepted = await calling.run_async(self._connection, calls.COMPLETE, **self._completion(outcome))
             if not accepted:
                 await self.undo_async()
                 return SETTLED
-            if await calls.run_async(self._connection, calls.BECAME, job_id=self._held.job.job_id) != "completed":
+            if await calling.run_async(self._connection, calls.BECAME, job_id=self._held.job.job_id) != "completed":
                 await self.undo_async()
                 return self._cancelled()
             stack, self._connection = self._stack, None
@@ -123,11 +123,11 @@ class JobTransaction:
             if not isinstance(outcome, Completed):
                 self.undo()
                 return outcome
-            accepted = calls.run(self._connection, calls.COMPLETE, **self._completion(outcome))
+            accepted = calling.run(self._connection, calls.COMPLETE, **self._completion(outcome))
             if not accepted:
                 self.undo()
                 return SETTLED
-            if calls.run(self._connection, calls.BECAME, job_id=self._held.job.job_id) != "completed":
+            if calling.run(self._connection, calls.BECAME, job_id=self._held.job.job_id) != "completed":
                 self.undo()
                 return self._cancelled()
             stack, self._connection = self._stack, None
@@ -216,11 +216,11 @@ class Guarding:
 
     async def _take(self) -> bool:
         connection = await self._transaction.begun_async()
-        return bool(await calls.run_async(connection, calls.ONCE, **self._parameters))
+        return bool(await calling.run_async(connection, calls.ONCE, **self._parameters))
 
     def __bool__(self) -> bool:
         """Take the guard in a sync task."""
-        return bool(calls.run(self._transaction.begun(), calls.ONCE, **self._parameters))
+        return bool(calling.run(self._transaction.begun(), calls.ONCE, **self._parameters))
 
 
 class JobServices:

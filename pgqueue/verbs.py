@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 from uuid import UUID
 
-from pgqueue import calls, tracing
-from pgqueue.calls import Call
+from pgqueue import calling, tracing
+from pgqueue.calling import Call
 from pgqueue.connections import AsyncPool, SyncPool
 from pgqueue.errors import InvalidJob, InvalidPayload, JobCancelled, JobFailed, JobNotFound, NotFinished, as_seconds
 from pgqueue.job import EnqueuedJob, JobRow, NotJson, encode_json, priority_number
@@ -73,7 +73,7 @@ def awaited(verb: Callable[Concatenate[S, P], Request[T]]) -> Callable[Concatena
                 if self.intercept is not None:
                     value = await self.intercept.answer(request)
                 elif request.connection is not None:
-                    value = await calls.run_async(request.connection, request.call, **request.parameters)
+                    value = await calling.run_async(request.connection, request.call, **request.parameters)
                 else:
                     value = await (await self._async_pool()).run(request.call, **request.parameters)
                 return request.then(value)
@@ -97,7 +97,7 @@ def blocking(verb: Callable[Concatenate[S, P], Request[T]]) -> Callable[Concaten
                 if self.intercept is not None:
                     value = _finish(self.intercept.answer(request))
                 elif request.connection is not None:
-                    value = calls.run(request.connection, request.call, **request.parameters)
+                    value = calling.run(request.connection, request.call, **request.parameters)
                 else:
                     value = self._sync_pool().run(request.call, **request.parameters)
                 return request.then(value)

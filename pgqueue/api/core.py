@@ -9,13 +9,13 @@ from uuid import UUID
 
 import psycopg
 
-from pgqueue import calls, calls_rest
+from pgqueue import calling, calls_rest
 from pgqueue.api.access import Access, Identity
 from pgqueue.api.config import ApiConfig
 from pgqueue.api.hub import Hub
 from pgqueue.api.problems import TooManyStreams
 from pgqueue.api.submits import Submits
-from pgqueue.calls import Call
+from pgqueue.calling import Call
 from pgqueue.client import Client
 from pgqueue.connections import AsyncPool, answered_within
 from pgqueue.errors import DatabaseConflict, DatabaseUnavailable, PgqueueError, from_db
@@ -127,8 +127,8 @@ class Api:
             try:
                 with answered_within(limit, connection, call.name):
                     async with connection.transaction():
-                        await calls.run_async(connection, calls_rest.ACT_AS, actor=actor)
-                        return await calls.run_async(connection, call, **parameters)
+                        await calling.run_async(connection, calls_rest.ACT_AS, actor=actor)
+                        return await calling.run_async(connection, call, **parameters)
             except psycopg.Error as exc:
                 raise from_db(exc) from exc
 

@@ -13,7 +13,7 @@ from pgqueue.api.guard import identity_of
 from pgqueue.api.jobs import Cursor, JobId, QueueFilter, TextFilter, TypeFilter, job_page, job_view
 from pgqueue.api.openapi import Gives, HttpMethod, operation
 from pgqueue.api.values import JobPage, JobView, Moved
-from pgqueue.calls import Call
+from pgqueue.calling import Call
 
 _TAG: Final = "dead letters"
 _ERRORS_SHOWN: Final = 5

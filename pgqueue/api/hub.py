@@ -22,7 +22,7 @@ from pgqueue import calls, calls_rest
 from pgqueue.api.access import Identity
 from pgqueue.api.config import ApiConfig
 from pgqueue.api.watches import Event, Poller, Watch, due, snapshot
-from pgqueue.calls import Call
+from pgqueue.calling import Call
 from pgqueue.connections import Link
 from pgqueue.errors import PgqueueError
 from pgqueue.listener import Listener

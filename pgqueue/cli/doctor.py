@@ -62,14 +62,14 @@ def doctor(ctx: click.Context, door: Door, /) -> None:
 
 def examine(door: Door) -> list[Finding]:
     """Return what all checks found. Raises a PgqueueError when the database cannot be asked at all."""
-    from pgqueue import calls, calls_watch
+    from pgqueue import calling, calls_watch
     from pgqueue.connections import connect
 
     with door.client() as client:
         dsn, settings = client.dsn, client.settings
         with connect(dsn, settings, "pgqueue doctor") as connection:
             begun = time.time()
-            facts = calls.run(connection, calls_watch.DOCTOR)
+            facts = calling.run(connection, calls_watch.DOCTOR)
             facts["host_now"] = (begun + time.time()) / 2
             facts["claimed_pid"] = connection.info.backend_pid
             findings = [finding for check in _CHECKS for finding in check(facts)]
@@ -279,7 +279,7 @@ def _bell(connection: SyncConnection, dsn: str, settings: Settings) -> Finding:
     """Ring a bell as an enqueue does, and wait for it as a worker does."""
     import secrets
 
-    from pgqueue import calls
+    from pgqueue import calling, calls
     from pgqueue.connections import connect
 
     if settings.wake == "poll":
@@ -288,7 +288,7 @@ def _bell(connection: SyncConnection, dsn: str, settings: Settings) -> Finding:
     with connect(settings.listen_dsn or dsn, settings, "pgqueue doctor") as listener:
         listener.execute(calls.listen(channel).encode())
         begun = time.perf_counter()
-        calls.run(connection, calls.RING, channel=channel, payload="")
+        calling.run(connection, calls.RING, channel=channel, payload="")
         for _ in listener.notifies(timeout=_BELL_PATIENCE, stop_after=1):
             return Finding("notify", OK, f"a bell is heard after {(time.perf_counter() - begun) * 1000:.1f} ms")
     return Finding(

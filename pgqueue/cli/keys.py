@@ -38,7 +38,7 @@ def create(
     door: Door, name: str, scopes: list[str], rate: int | None, expires_in: float | None, expires_at: datetime | None
 ) -> None:
     """Create a key called NAME and print it. It is stored as a hash only, so this is the one time to see it."""
-    from pgqueue import calls, calls_rest
+    from pgqueue import calling, calls_rest
     from pgqueue.api.access import new_key
 
     if expires_in is not None and expires_at is not None:
@@ -47,7 +47,7 @@ def create(
         expires_at = datetime.now(UTC) + timedelta(seconds=expires_in)
     key, digest, prefix = new_key()
     with door.connection() as connection:
-        calls.run(
+        calling.run(
             connection,
             calls_rest.CREATE_KEY,
             name=name,
@@ -69,10 +69,10 @@ def create(
 @pass_door
 def list_keys(door: Door) -> None:
     """List keys, also those that are revoked or expired."""
-    from pgqueue import calls, calls_rest
+    from pgqueue import calling, calls_rest
 
     with door.connection() as connection:
-        rows = calls.run(connection, calls_rest.KEYS)
+        rows = calling.run(connection, calls_rest.KEYS)
     if door.as_json:
         print_json(rows)
         return
@@ -98,10 +98,10 @@ def revoke(door: Door, name: str) -> None:
 
     When it was the last, nobody is let in until another is created.
     """
-    from pgqueue import calls, calls_rest
+    from pgqueue import calling, calls_rest
 
     with door.connection() as connection:
-        changed = calls.run(connection, calls_rest.REVOKE_KEY, name=name)
+        changed = calling.run(connection, calls_rest.REVOKE_KEY, name=name)
     if door.as_json:
         print_json({"name": name, "changed": changed})
     else:

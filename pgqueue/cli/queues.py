@@ -25,10 +25,10 @@ def queues() -> None:
 @pass_door
 def list_queues(door: Door) -> None:
     """List queues that have live jobs or settings of their own."""
-    from pgqueue import calls
+    from pgqueue import calling, calls
 
     with door.connection() as connection:
-        rows = summarise(calls.run(connection, calls.QUEUES), calls.run(connection, calls.QUEUE_STATS))
+        rows = summarise(calling.run(connection, calls.QUEUES), calling.run(connection, calls.QUEUE_STATS))
     if door.as_json:
         print_json(rows)
         return
@@ -49,11 +49,11 @@ def list_queues(door: Door) -> None:
 @pass_door
 def pause(door: Door, queue: str) -> None:
     """Stop claims from a queue. Running jobs end, enqueues go on. It need not have had a job yet."""
-    from pgqueue import calls, calls_rest
+    from pgqueue import calling, calls, calls_rest
 
     with door.connection() as connection:
-        known = any(row["queue"] == queue for row in calls.run(connection, calls_rest.QUEUE_COUNTS))
-        changed = calls.run(connection, calls.PAUSE, queue=queue)
+        known = any(row["queue"] == queue for row in calling.run(connection, calls_rest.QUEUE_COUNTS))
+        changed = calling.run(connection, calls.PAUSE, queue=queue)
     if not known:
         note(f"pgqueue: queue {queue} has had no job so far; what is enqueued there will wait")
     _say(door, queue, "paused" if changed else "paused already", changed)
@@ -88,7 +88,7 @@ def resume(door: Door, queue: str) -> None:
 @pass_door
 def set_queue(door: Door, /, queue: str, weights: list[int] | str | None, **options: Any) -> None:
     """Set a queue's settings and print them all. What is not given stays."""
-    from pgqueue import calls
+    from pgqueue import calling, calls
 
     settings = {name: value for name, value in options.items() if value is not None and not name.endswith("_ttl")}
     for name in ("lease", "timeout", "idempotency"):
@@ -102,7 +102,7 @@ def set_queue(door: Door, /, queue: str, weights: list[int] | str | None, **opti
     if not settings:
         raise click.UsageError("Give at least one setting.")
     with door.connection() as connection:
-        row = calls.run(connection, calls.SET_QUEUE, queue=queue, settings=json.dumps(settings))
+        row = calling.run(connection, calls.SET_QUEUE, queue=queue, settings=json.dumps(settings))
     if door.as_json:
         print_json(row)
     else:

@@ -35,10 +35,10 @@ def schedules() -> None:
 @pass_door
 def list_schedules(door: Door) -> None:
     """List schedules by name."""
-    from pgqueue import calls, calls_time
+    from pgqueue import calling, calls_time
 
     with door.connection() as connection:
-        rows = calls.run(connection, calls_time.SCHEDULES)
+        rows = calling.run(connection, calls_time.SCHEDULES)
     if door.as_json:
         print_json([{**row, "words": _words(row)} for row in rows])
         return
@@ -63,10 +63,10 @@ def list_schedules(door: Door) -> None:
 @pass_door
 def run(door: Door, name: str) -> None:
     """Enqueue a job of a schedule now, and print its id. When it is due next stays as it is."""
-    from pgqueue import calls, calls_time
+    from pgqueue import calling, calls_time
 
     with door.connection() as connection:
-        job_id = calls.run(connection, calls_time.RUN_SCHEDULE, name=name)
+        job_id = calling.run(connection, calls_time.RUN_SCHEDULE, name=name)
     if door.as_json:
         print_json({"schedule": name, "job_id": str(job_id)})
     else:
@@ -127,11 +127,11 @@ def preview(door: Door, cron: str, timezone: str, after: datetime | None, count:
 
 
 def _set(door: Door, name: str, enabled: bool) -> None:
-    from pgqueue import calls, calls_time
+    from pgqueue import calling, calls_time
     from pgqueue.errors import JobNotFound
 
     with door.connection() as connection:
-        row = calls.run(connection, calls_time.ENABLE_SCHEDULE, name=name, enabled=enabled)
+        row = calling.run(connection, calls_time.ENABLE_SCHEDULE, name=name, enabled=enabled)
     if row is None:
         raise JobNotFound(f'there is no schedule "{name}"')
     if door.as_json:

@@ -57,7 +57,7 @@ def serve(ctx: click.Context, door: Door, host: str, port: int, no_maintenance: 
 
 def safe_host(client: Client, host: str) -> str:
     """Return where to listen: this machine alone as long as there is no key."""
-    from pgqueue import calls, calls_rest
+    from pgqueue import calling, calls_rest
     from pgqueue.api.access import is_local_address
     from pgqueue.connections import connect
     from pgqueue.errors import DatabaseUnavailable, SchemaOutdated
@@ -66,7 +66,7 @@ def safe_host(client: Client, host: str) -> str:
         return host
     try:
         with connect(client.dsn, client.settings, "pgqueue serve") as connection:
-            known: dict[str, Any] = calls.run(connection, calls_rest.CHECK_KEYS, hashes=[])
+            known: dict[str, Any] = calling.run(connection, calls_rest.CHECK_KEYS, hashes=[])
     except (DatabaseUnavailable, SchemaOutdated) as exc:
         # Each request is checked all the same.
         note(f"pgqueue: whether there are keys is not known yet ({exc.title.lower()})")

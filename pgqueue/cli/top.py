@@ -36,12 +36,12 @@ _COUNTS: Final = ("pending", "processing", "submitted", "failed")
 @pass_door
 def top(door: Door, /, every: float, once: bool) -> None:
     """Watch the queue live. Keys: tab and arrows select, p pauses or resumes a queue, r retries, c cancels, q quits."""
-    from pgqueue import calls, calls_watch
+    from pgqueue import calling, calls_watch
 
     with door.client() as client, door.connection() as connection:
 
         def look() -> Row:
-            return calls.run(connection, calls_watch.TOP, limit=_MOST)
+            return calling.run(connection, calls_watch.TOP, limit=_MOST)
 
         if door.as_json:
             print_json(look())

@@ -14,7 +14,7 @@ import httpx
 import psycopg
 import pytest
 
-from pgqueue.calls import Call
+from pgqueue.calling import Call
 from tests.api.conftest import Serve, Served
 from tests.conftest import Connect
 from tests.meet import wait_until

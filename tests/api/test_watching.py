@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pgqueue.calls import Call
+from pgqueue.calling import Call
 from pgqueue.client import Client
 from pgqueue.settings import Settings
 from tests.api.conftest import Api, MakeApi

@@ -13,7 +13,7 @@ import pytest
 _SCENE = '''
 import asyncio, os, sys, time
 import psycopg, uvloop
-from pgqueue import calls
+from pgqueue import calling, calls
 from pgqueue.connections import Link
 from pgqueue.errors import DatabaseUnavailable
 from pgqueue.listener import Listener
@@ -69,7 +69,7 @@ async def listener():
 
 
 async def link():
-    slow = calls.Call("slow", "select pg_sleep(60)", lambda cursor: cursor.fetchall())
+    slow = calling.Call("slow", "select pg_sleep(60)", lambda cursor: cursor.fetchall())
     for _ in range(10):
         made = Link(DSN, Settings(), "test")
         calling = asyncio.create_task(made.call(slow))

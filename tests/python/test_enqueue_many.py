@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from pgqueue import App, calls
+from pgqueue import App, calling, calls
 from pgqueue.connections import AsyncPool, SyncPool
 from pgqueue.errors import InvalidJob, QueueFull
 from pgqueue.settings import Settings
@@ -222,7 +222,9 @@ def test_many_may_take_longer_than_one() -> None:
 
 
 def test_the_limit_is_the_calls(database: str) -> None:
-    slow = calls.Call("slow", "select pg_sleep(%(seconds)s)", len, times=lambda parameters: 10 * parameters["seconds"])
+    slow = calling.Call(
+        "slow", "select pg_sleep(%(seconds)s)", len, times=lambda parameters: 10 * parameters["seconds"]
+    )
     settings = Settings(dsn=database, statement_limit=0.2)
 
     async def run() -> int:

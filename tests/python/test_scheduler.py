@@ -440,14 +440,14 @@ def test_a_taken_name_is_told_once(database: str, q: Verbs) -> None:
 
 
 def test_calls_for_people(database: str, q: Verbs, connect: Connect) -> None:
-    from pgqueue import calls
+    from pgqueue import calling
 
     schedule(q, "s")
     session = connect()
-    (row,) = calls.run(session, calls_time.SCHEDULES)
-    assert row == calls.run(session, calls_time.SCHEDULE, name="s")
-    assert calls.run(session, calls_time.SCHEDULE, name="none") is None
-    assert {row["status"] for row in calls.run(session, calls_time.RETENTION)} == {
+    (row,) = calling.run(session, calls_time.SCHEDULES)
+    assert row == calling.run(session, calls_time.SCHEDULE, name="s")
+    assert calling.run(session, calls_time.SCHEDULE, name="none") is None
+    assert {row["status"] for row in calling.run(session, calls_time.RETENTION)} == {
         "completed",
         "cancelled",
         "dead_letter",

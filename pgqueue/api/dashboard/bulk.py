@@ -17,7 +17,7 @@ from pgqueue.api.dashboard.session import Form, enter_to_act, read_form
 from pgqueue.api.dashboard.shell import back, done, html
 from pgqueue.api.exchange import AnyRequest, api_of
 from pgqueue.api.problems import Invalid
-from pgqueue.calls import Call
+from pgqueue.calling import Call
 from pgqueue.errors import JobNotFound, PgqueueError, WrongState
 
 _MOST: Final = 10_000

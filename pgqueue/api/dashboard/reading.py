@@ -5,9 +5,9 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from pgqueue import calls, calls_dashboard
+from pgqueue import calling, calls_dashboard
 from pgqueue.api.core import Api
-from pgqueue.calls import Call
+from pgqueue.calling import Call
 from pgqueue.connections import AsyncPool
 from pgqueue.errors import DatabaseUnavailable, from_db
 
@@ -33,8 +33,8 @@ class Reading(Api):
         """Run a call in a read-only transaction of its own."""
         try:
             async with self.pool.connection() as connection, asyncio.timeout(_LIMIT), connection.transaction():
-                await calls.run_async(connection, calls_dashboard.ONLY_READ, milliseconds=round(_LIMIT * 1000))
-                return await calls.run_async(connection, call, **parameters)
+                await calling.run_async(connection, calls_dashboard.ONLY_READ, milliseconds=round(_LIMIT * 1000))
+                return await calling.run_async(connection, call, **parameters)
         except psycopg.Error as exc:
             raise from_db(exc) from exc
         except TimeoutError:
