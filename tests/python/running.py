@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgqueue import App, Job, Settings
+from pgqueue import App, EnqueuedJob, Job, Settings
 from pgqueue.job import ClaimedJob
 from pgqueue.process import new_event_loop
 from pgqueue.worker import Worker
@@ -200,16 +200,22 @@ def stalling_proxy(dsn: str, delay: float = 0.0) -> Iterator[tuple[str, Callable
     What is answered comes `delay` seconds late.
     """
     given = conninfo_to_dict(dsn)
-    directory, port = str(given["host"]), str(given["port"])
+    host, port = str(given["host"]), int(str(given["port"]))
     listening = socket.create_server(("127.0.0.1", 0))
     silent = threading.Event()
     opened: list[socket.socket] = []
 
-    def pump(source: socket.socket, target: socket.socket) -> None:
+    def connect() -> socket.socket:
+        if not host.startswith("/"):
+            return socket.create_connection((host, port))
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(f"{host}/.s.PGSQL.{port}")
+        return server
+
+    def pump(source: socket.socket, target: socket.socket, late: float) -> None:
         with suppress(OSError):
             while (data := source.recv(65536)) and not silent.is_set():
-                if delay and source.family == socket.AF_UNIX:
-                    time.sleep(delay)
+                time.sleep(late)
                 target.sendall(data)
             silent.wait(0 if not data else None)
 
@@ -217,14 +223,14 @@ def stalling_proxy(dsn: str, delay: float = 0.0) -> Iterator[tuple[str, Callable
         with suppress(OSError):
             while True:
                 client, _ = listening.accept()
-                server = socket.socket(socket.AF_UNIX)
-                if server.connect_ex(f"{directory}/.s.PGSQL.{port}"):
-                    server.close()
+                try:
+                    server = connect()
+                except OSError:
                     client.close()
                     continue
                 opened.extend((client, server))
-                for pair in ((client, server), (server, client)):
-                    threading.Thread(target=pump, args=pair, daemon=True).start()
+                for told in ((client, server, 0.0), (server, client, delay)):
+                    threading.Thread(target=pump, args=told, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     try:
@@ -249,3 +255,18 @@ def eventually(look: Callable[[], T], within: float = 30.0) -> T:
 def marks(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
     """What tasks wrote into the table `marks`, in order."""
     return connection.execute("select job_id, attempt, what from public.marks order by at").fetchall()
+
+
+def lose(connection: psycopg.Connection[Any], job: Job | EnqueuedJob) -> None:
+    """Has the lease of a running job expire, and a sweep see it."""
+    attempt = "select attempts, status from pgqueue.jobs where job_id = %s"
+    before = connection.execute(attempt, (job.job_id,)).fetchone()
+    connection.execute(
+        "update pgqueue.jobs set lease_expires_at = now() - interval '1 second' where job_id = %s", (job.job_id,)
+    )
+
+    def swept() -> bool:
+        connection.execute("select pgqueue.sweep()")
+        return connection.execute(attempt, (job.job_id,)).fetchone() != before
+
+    eventually(swept)

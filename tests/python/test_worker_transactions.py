@@ -1,0 +1,169 @@
+"""What a task writes over the connection of its attempt, and what it sees of others."""
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgqueue import App, Job
+from tests.python.running import lose, make_app, worker_of
+
+Session = psycopg.Connection[Any]
+QUICK = {"retry_policy": {"base_delay_ms": 10, "jitter": False}}
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_tasks_writes_and_its_completion_are_one(app: App, connection: Session, asynchronous: bool) -> None:
+    connection.execute("create table paid (job_id uuid, attempt int)")
+    insert = "insert into paid values (%s, %s)"
+
+    if asynchronous:
+
+        @app.task("pay", max_retries=1, **QUICK)
+        async def pay(job: Job) -> str:
+            async with job.connection() as session:
+                await session.execute(insert, (job.job_id, job.attempt))
+            assert await job.connection() is session
+            if job.attempt == 1:
+                raise ValueError("after the write")
+            return "paid"
+
+    else:
+
+        @app.task("pay", max_retries=1, **QUICK)
+        def pay(job: Job) -> str:
+            with job.connection() as session:
+                session.execute(insert, (job.job_id, job.attempt))
+            if job.attempt == 1:
+                raise ValueError("after the write")
+            return "paid"
+
+    with worker_of(app):
+        job = app.enqueue_sync("pay")
+        assert app.result_sync(job, wait=10) == "paid"
+    assert connection.execute("select * from paid").fetchall() == [(job.job_id, 2)]
+
+
+def test_a_transaction_of_an_attempt_that_lost_its_job_is_undone(app: App, connection: Session) -> None:
+    connection.execute("create table paid (attempt int)")
+
+    @app.task("pay")
+    async def pay(job: Job) -> str:
+        async with job.connection() as session:
+            await session.execute("insert into paid values (%s)", (job.attempt,))
+            if job.attempt == 1:
+                await asyncio.to_thread(lose, connection, job)
+        return f"attempt {job.attempt}"
+
+    with worker_of(app):
+        job = app.enqueue_sync("pay")
+        assert app.result_sync(job, wait=10) == "attempt 2"
+    assert connection.execute("select * from paid").fetchall() == [(2,)]
+    assert app.job_sync(job).lost == 1
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_task_whose_job_ends_cancelled_has_written_nothing(app: App, connection: Session, asynchronous: bool) -> None:
+    connection.execute("create table paid (attempt int)")
+    # No bell, so that the task hears nothing of it before it returns.
+    connection.execute("set pgqueue.wake = off")
+
+    def cancel(job: Job) -> str:
+        return str(connection.execute("select pgqueue.cancel(%s)", (job.job_id,)).fetchall()[0][0])
+
+    if asynchronous:
+
+        @app.task("pay")
+        async def pay(job: Job) -> str:
+            async with job.connection() as session:
+                await session.execute("insert into paid values (%s)", (job.attempt,))
+            return cancel(job)
+
+    else:
+
+        @app.task("pay")
+        def pay(job: Job) -> str:
+            with job.connection() as session:
+                session.execute("insert into paid values (%s)", (job.attempt,))
+            return cancel(job)
+
+    with worker_of(app):
+        row = app.finished_job_sync(app.enqueue_sync("pay"), wait=20)
+    assert (row.status, row.error, row.attempts) == ("cancelled", "cancelled on request", 1)
+    assert connection.execute("select * from paid").fetchall() == []
+
+
+def test_a_transaction_block_left_by_an_exception_is_undone(app: App, connection: Session) -> None:
+    connection.execute("create table paid (what text)")
+
+    @app.task("pay")
+    async def pay(job: Job) -> str:
+        try:
+            async with job.connection() as session:
+                await session.execute("insert into paid values ('wrong')")
+                raise ValueError
+        except ValueError:
+            pass
+        async with job.connection() as session:
+            await session.execute("insert into paid values ('right')")
+        return "ok"
+
+    with worker_of(app):
+        assert app.result_sync(app.enqueue_sync("pay"), wait=10) == "ok"
+    assert connection.execute("select * from paid").fetchall() == [("right",)]
+
+
+def test_transactions_wait_for_connections_without_harm(database: str, connection: Session) -> None:
+    connection.execute("create table paid (n int)")
+    with make_app(database, pool_size=2) as app:
+
+        @app.task("pay")
+        async def pay(job: Job, n: int) -> None:
+            async with job.connection() as session:
+                await session.execute("insert into paid values (%s)", (n,))
+
+        @app.task("own")
+        async def own(job: Job) -> None:
+            await app.job(job.job_id)
+
+        with worker_of(app, concurrency=20):
+            jobs = [pay.enqueue_sync(n) for n in range(100)] + [own.enqueue_sync() for _ in range(100)]
+            rows = [app.finished_job_sync(job, wait=30) for job in jobs]
+    assert {(row.status, row.lost) for row in rows} == {("completed", 0)}
+    assert connection.execute("select count(*) from paid").fetchone() == (100,)
+
+
+def test_the_tasks_connection_is_an_ordinary_one(app: App) -> None:
+    @app.task("t")
+    def t(job: Job) -> list[str]:
+        with job.connection() as session:
+            row = session.execute("select %s::uuid, now()", (job.job_id,)).fetchone()
+            assert row is not None
+            return [type(value).__name__ for value in row]
+
+    with worker_of(app):
+        assert app.result_sync(t.enqueue_sync(), wait=10) == ["UUID", "datetime"]
+
+
+def test_context_variables_do_not_leak_from_job_to_job(app: App) -> None:
+    import contextvars
+
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
+
+    @app.task("async")
+    async def asynchronous(job: Job, n: int) -> Any:
+        before = variable.get(None)
+        variable.set(n)
+        return before
+
+    @app.task("sync")
+    def sync(job: Job, n: int) -> Any:
+        before = variable.get(None)
+        variable.set(n)
+        return before
+
+    with worker_of(app, concurrency=1):
+        for task in (asynchronous, sync):
+            jobs = [task.enqueue_sync(n) for n in range(3)]
+            assert [app.result_sync(job, wait=10) for job in jobs] == [None] * 3
