@@ -1,7 +1,7 @@
 """The SQL calls of producers, workers and operators, as data; see calling.py for what runs them."""
 
 import re
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
 import msgspec
@@ -19,8 +19,15 @@ def _completed_and_claimed(rows: Rows) -> tuple[list[bytes], list[ClaimedJob]]:
     return rows[0][0], [ClaimedJob._make(row[1:]) for row in rows if row[1] is not None]
 
 
+def _uuid(value: Any) -> UUID:
+    """Return an id as a UUID: drivers, and our connections that read raw, give bytes, text or a class of their own."""
+    if isinstance(value, UUID):
+        return UUID(int=value.int)
+    return UUID(bytes=value) if isinstance(value, bytes) else UUID(value)
+
+
 def _enqueued(rows: Rows) -> list[EnqueuedJob]:
-    return [EnqueuedJob(UUID(row[0]), row[1], row[2]) for row in rows]
+    return [EnqueuedJob(one if type(one) is UUID else _uuid(one), status, known) for one, status, known in rows]
 
 
 _read_job: Final = msgspec.json.Decoder(JobRow).decode
@@ -75,7 +82,7 @@ def _beats(rows: Rows) -> list[Beat]:
 
 ENQUEUE: Final = Call(
     "enqueue",
-    """select job_id::text, status, duplicate from pgqueue.enqueue(
+    """select job_id, status, duplicate from pgqueue.enqueue(
          job_type => %(job_type)s::text, payload => %(payload)s::jsonb, queue => %(queue)s::text,
          priority => %(priority)s::int, scheduled_at => %(scheduled_at)s::timestamptz, delay => %(delay)s::interval,
          idempotency_key => %(idempotency_key)s::text, max_retries => %(max_retries)s::int,
@@ -88,7 +95,7 @@ ENQUEUE: Final = Call(
 )
 ENQUEUE_MANY: Final = Call(
     "enqueue_many",
-    """select job_id::text, status, duplicate from pgqueue.enqueue_rows(
+    """select job_id, status, duplicate from pgqueue.enqueue_rows(
          job_types => %(job_types)s::text[], payloads => %(payloads)s::text[]::jsonb[], queues => %(queues)s::text[],
          priorities => %(priorities)s::int[], scheduled_at => %(scheduled_at)s::timestamptz[],
          delays_ms => %(delays_ms)s::bigint[], idempotency_keys => %(idempotency_keys)s::text[],

@@ -220,15 +220,15 @@ def many_parameters(
         if context is not None:
             options.setdefault("trace_context", context)
         try:
-            values = enqueue_parameters(job_type, None, options) if options else {}
+            values: dict[str, Any] = enqueue_parameters(job_type, None, options) if options else {}
         except InvalidJob as exc:
             raise type(exc)(f"jobs[{index}]: {exc}", column=exc.column) from None
         values["payload"] = encoded(f"jobs[{index}]['payload']", payload, "payload")
         job_types.append(job_type)
-        for name, array_name in _ARRAYS.items():
-            value: Any = values.get(name)
-            if value is None:
+        for name, value in values.items():
+            if value is None or name == "job_type":
                 continue
+            array_name = _ARRAYS[name]
             if name == "delay":
                 value = round(cast(timedelta, value).total_seconds() * 1000)
             array = arrays.get(array_name)
