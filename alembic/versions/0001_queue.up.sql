@@ -663,8 +663,10 @@ begin
            or n.created_at > pgqueue.clock() or n.updated_at > pgqueue.clock() or least(n.created_at, n.updated_at) < '0001-01-03 00:00+00' or n.seq > 4611686018427387903 or n.seq < 1;
       perform pgqueue.check_ids(array_agg(n.job_id)) from arrived n
         where n.job_id not between first_id and last_id or n.job_id::text not like '______________7%' having count(*) > 0;
-      insert into pgqueue.late_arrivals (job_id, queue, job_type, priority)
-        select n.job_id, n.queue, n.job_type, n.priority from arrived n where n.job_id < first_id;
+      if found then
+        insert into pgqueue.late_arrivals (job_id, queue, job_type, priority)
+          select n.job_id, n.queue, n.job_type, n.priority from arrived n where n.job_id < first_id;
+      end if;
       -- All keys at once, whatever their queues: statements that meet must take them in one order.
       perform pgqueue.jobs_take_keys(array_agg(a.producer_id::text), array_agg(a.idempotency_key::text),
                                      array_agg(a.job_id), array_agg(coalesce(q.idempotency_ms, 86400000)))
