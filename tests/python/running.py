@@ -209,7 +209,11 @@ def stalling_proxy(dsn: str, delay: float = 0.0) -> Iterator[tuple[str, Callable
         if not host.startswith("/"):
             return socket.create_connection((host, port))
         server = socket.socket(socket.AF_UNIX)
-        server.connect(f"{host}/.s.PGSQL.{port}")
+        try:
+            server.connect(f"{host}/.s.PGSQL.{port}")
+        except OSError:
+            server.close()
+            raise
         return server
 
     def pump(source: socket.socket, target: socket.socket, late: float) -> None:

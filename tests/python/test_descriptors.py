@@ -72,7 +72,7 @@ async def link():
     slow = calling.Call("slow", "select pg_sleep(60)", lambda cursor: cursor.fetchall())
     for _ in range(10):
         made = Link(DSN, Settings(), "test")
-        calling = asyncio.create_task(made.call(slow))
+        running = asyncio.create_task(made.call(slow))
         while made.connection is None or made.connection.pgconn.transaction_status != 1:
             await asyncio.sleep(0.01)
         descriptor = made.connection.pgconn.socket
@@ -81,7 +81,7 @@ async def link():
         await closed(descriptor)
         await sockets_work()
         try:
-            await asyncio.wait_for(calling, 10)
+            await asyncio.wait_for(running, 10)
         except DatabaseUnavailable:
             continue
         raise AssertionError("it went on")
