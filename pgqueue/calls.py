@@ -26,7 +26,8 @@ def _uuid(value: Any) -> UUID:
     return UUID(bytes=value) if isinstance(value, bytes) else UUID(value)
 
 
-def _enqueued(rows: Rows) -> list[EnqueuedJob]:
+def enqueued(rows: Rows) -> list[EnqueuedJob]:
+    """Read what an enqueue answers for each job."""
     return [EnqueuedJob(one if type(one) is UUID else _uuid(one), status, known) for one, status, known in rows]
 
 
@@ -90,7 +91,7 @@ ENQUEUE: Final = Call(
          expires_at => %(expires_at)s::timestamptz, producer_id => %(producer_id)s::text,
          ordering_key => %(ordering_key)s::text, trace_context => %(trace_context)s::jsonb,
          job_id => %(job_id)s::uuid)""",
-    lambda rows: _enqueued(rows)[0],
+    lambda rows: enqueued(rows)[0],
     hot=True,
 )
 ENQUEUE_MANY: Final = Call(
@@ -103,7 +104,7 @@ ENQUEUE_MANY: Final = Call(
          timeouts_ms => %(timeouts_ms)s::int[], expires_at => %(expires_at)s::timestamptz[],
          producer_ids => %(producer_ids)s::text[], ordering_keys => %(ordering_keys)s::text[],
          trace_contexts => %(trace_contexts)s::text[]::jsonb[], job_ids => %(job_ids)s::text[]::uuid[])""",
-    _enqueued,
+    enqueued,
     times=lambda parameters: max(1.0, len(parameters["job_types"]) / 10_000),
 )
 JOB: Final = Call("job", "select row_to_json(j)::text from pgqueue.job(%(job_id)s::uuid) j", _job, hot=True)

@@ -3,7 +3,7 @@
 from typing import Final, cast
 
 from pgqueue.calling import Call, column, document, records, scalar, tuples
-from pgqueue.calls_rest import LOOKED_AT
+from pgqueue.calls_rest import FILTERS, LOOKED_AT
 
 ONLY_READ: Final = Call(
     "only_read",
@@ -89,14 +89,7 @@ MATCHING: Final = Call(
            where (%(statuses)s::text[] is null or j.status = any (%(statuses)s::text[]))
              and (%(upto)s::uuid is null or j.job_id <= %(upto)s::uuid)
            order by j.job_id desc limit {LOOKED_AT}) l
-        where (%(queue)s::text is null or l.queue = %(queue)s::text)
-          and (%(job_type)s::text is null or l.job_type = %(job_type)s::text)
-          and (%(producer_id)s::text is null or l.producer_id = %(producer_id)s::text)
-          and (%(search)s::text is null
-               or strpos(lower(concat_ws(' ', l.job_id, l.job_type, l.queue, l.idempotency_key, l.ordering_key,
-                                         l.producer_id, l.error)), lower(%(search)s::text)) > 0
-               or octet_length(l.payload::text) <= 16384
-                  and strpos(lower(l.payload::text), lower(%(search)s::text)) > 0)
+        where {FILTERS}
         order by l.job_id desc limit %(limit)s::int""",  # noqa: S608
     column,
 )

@@ -1,9 +1,9 @@
 """The SQL calls that only the REST API makes, as data; see calling.py."""
 
 from typing import Final, cast
-from uuid import UUID
 
 from pgqueue.calling import Call, Rows, column, document, nothing, records, scalar, tuples
+from pgqueue.calls import enqueued
 
 
 def _text(rows: Rows) -> str | None:
@@ -36,8 +36,8 @@ SUBMIT: Final = Call(
 )
 SUBMIT_BATCH: Final = Call(
     "submit_batch",
-    "select job_id::text, status, duplicate from pgqueue.submit_batch(%(jobs)s::jsonb)",
-    lambda rows: [(UUID(row[0]), cast(str | None, row[1]), cast(bool, row[2])) for row in rows],
+    "select job_id, status, duplicate from pgqueue.submit_batch(%(jobs)s::jsonb)",
+    enqueued,
 )
 JOB_JSON: Final = Call("job_json", "select row_to_json(j)::text from pgqueue.job(%(job_id)s::uuid) j", _text, hot=True)
 JOB_STATES: Final = Call(
@@ -64,6 +64,15 @@ LOOKED_AT_LIVE: Final = 100_000
 _LOOKED_AT: Final = """select j.* from pgqueue.jobs j
         where j.status = any (%(parts)s::text[]) and j.job_id < %(before)s::uuid
         order by j.job_id desc limit %(looked_at)s::int"""
+#: What a list of jobs `l` is asked to show of those looked at.
+FILTERS: Final = """(%(queue)s::text is null or l.queue = %(queue)s::text)
+             and (%(job_type)s::text is null or l.job_type = %(job_type)s::text)
+             and (%(producer_id)s::text is null or l.producer_id = %(producer_id)s::text)
+             and (%(search)s::text is null
+                  or strpos(lower(concat_ws(' ', l.job_id, l.job_type, l.queue, l.idempotency_key, l.ordering_key,
+                                            l.producer_id, l.error)), lower(%(search)s::text)) > 0
+                  or octet_length(l.payload::text) <= 16384
+                     and strpos(lower(l.payload::text), lower(%(search)s::text)) > 0)"""
 LIST_JOBS: Final = Call(
     "list_jobs",
     f"""select row_to_json(p)::text from (
@@ -77,14 +86,7 @@ LIST_JOBS: Final = Call(
                  not (pg_column_size(l.payload) <= 8192 and octet_length(l.payload::text) <= 16384) as payload_omitted
             from ({_LOOKED_AT}) l
            where l.status = any (%(statuses)s::text[])
-             and (%(queue)s::text is null or l.queue = %(queue)s::text)
-             and (%(job_type)s::text is null or l.job_type = %(job_type)s::text)
-             and (%(producer_id)s::text is null or l.producer_id = %(producer_id)s::text)
-             and (%(search)s::text is null
-                  or strpos(lower(concat_ws(' ', l.job_id, l.job_type, l.queue, l.idempotency_key, l.ordering_key,
-                                            l.producer_id, l.error)), lower(%(search)s::text)) > 0
-                  or octet_length(l.payload::text) <= 16384
-                     and strpos(lower(l.payload::text), lower(%(search)s::text)) > 0)
+             and {FILTERS}
            order by l.job_id desc limit %(limit)s::int) p""",  # noqa: S608
     column,
     planned=True,

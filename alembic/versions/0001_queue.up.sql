@@ -4312,10 +4312,8 @@ create function pgqueue.submit(jobs jsonb, hashes bytea[] default '{}') returns 
 #variable_conflict use_column
 begin
   if hashes <> '{}' and exists (
-    select from unnest(hashes) h(sha256)
-     where case when h.sha256 is null then exists (select from pgqueue.api_keys)
-                else not exists (select from pgqueue.api_keys k
-                                  where k.sha256 = h.sha256 and k.enabled and (k.expires_at is null or k.expires_at > clock_timestamp())) end)
+    select from pgqueue.check_keys(hashes) known cross join unnest(hashes) h(sha256)
+     where case when h.sha256 is null then (known ->> 'any')::boolean else not known -> 'good' ? encode(h.sha256, 'hex') end)
   then
     raise exception 'the key is unknown, revoked or expired' using errcode = 'PQ401';
   end if;
