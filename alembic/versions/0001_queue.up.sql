@@ -637,12 +637,14 @@ begin
                or n.job_id not between first_id and last_id or n.job_id::text not like '______________7%' as unusual,
              (select q from pgqueue.queues q where q.name = n.queue) as settings,
              (select d.pending + n.seq - d.counted_at_seq from pgqueue.queue_depths d where d.queue = n.queue and d.counted_at_seq >= 0) as bound,
-             exists (select from pgqueue.waiting) as sleepers, exists (select from pgqueue.watchers) as watchers
+             exists (select from pgqueue.waiting) as sleepers,
+             case when exists (select from pgqueue.watchers) then (select s.last_value from pgqueue.notice_slot s) end as noticed
         into g from arrived n;
     else
       select a.*, (select q from pgqueue.queues q where q.name = a.queue) as settings,
              (select d.pending + a.top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = a.queue and d.counted_at_seq >= 0) as bound,
-             exists (select from pgqueue.waiting) as sleepers, exists (select from pgqueue.watchers) as watchers
+             exists (select from pgqueue.waiting) as sleepers,
+             case when exists (select from pgqueue.watchers) then (select s.last_value from pgqueue.notice_slot s) end as noticed
         into g
         from (
           select min(n.queue) as queue, max(n.queue) as last_queue, count(*) filter (where n.status = 'pending') as ready, max(n.seq) as top,
@@ -716,10 +718,10 @@ begin
     exit when only_queue is null;
   end loop;
 
-  if g.watchers and not silent and pgqueue.watched() then
+  if g.noticed is not null and not silent then
     -- Commits that notify cannot be grouped: producers share twenty notices a second, and watchers read the rest.
     slot := floor(extract(epoch from clock_timestamp()) * 20);
-    if (select s.last_value from pgqueue.notice_slot s) < slot then
+    if g.noticed < slot and pgqueue.watched() then
       perform setval('pgqueue.notice_slot', slot);
       perform pgqueue.publish(array_agg(pgqueue.event(
           case a.status when 'pending' then 'job.queued' else 'job.submitted' end, a.job_id, a.queue, a.job_type,
@@ -2083,7 +2085,8 @@ declare
   stored bigint;
   queues text[];
   keys text[];
-  k record;
+  watching constant boolean := exists (select from pgqueue.watchers) and pgqueue.watched();
+  events jsonb[];
 begin
   if cardinality(job_ids) is distinct from cardinality(complete.attempts)
      or cardinality(coalesce(results, '{}')) not in (0, cardinality(job_ids)) then
@@ -2122,8 +2125,11 @@ begin
     returning 1)
   select array_agg(d.job_id), (select count(*) from completed) + (select count(*) from cancelled),
          array_agg(d.queue::text order by d.queue, d.ordering_key) filter (where d.ordering_key is not null),
-         array_agg(d.ordering_key::text order by d.queue, d.ordering_key) filter (where d.ordering_key is not null)
-    into accepted, stored, queues, keys from done d;
+         array_agg(d.ordering_key::text order by d.queue, d.ordering_key) filter (where d.ordering_key is not null),
+         array_agg(pgqueue.event(case when d.cancel_requested_at is null then 'job.completed' else 'job.cancelled' end,
+             d.job_id, d.queue, d.job_type, 'processing',
+             case when d.cancel_requested_at is null then 'completed' else 'cancelled' end, d.attempts)) filter (where watching)
+    into accepted, stored, queues, keys, events from done d;
   if stored > cardinality(accepted) then
     raise exception 'a job stands twice in job_ids' using errcode = 'PQ422', column = 'job_ids';
   end if;
@@ -2131,14 +2137,8 @@ begin
   if keys is not null then
     perform pgqueue.promote_keys(queues, keys);
   end if;
-  if accepted is not null and exists (select from pgqueue.watchers) and pgqueue.watched() then
-    for k in
-      select array_agg(pgqueue.event(case when f.status = 'completed' then 'job.completed' else 'job.cancelled' end,
-               f.job_id, f.queue, f.job_type, 'processing', f.status, f.attempts)) as events
-        from unnest(accepted) a(job_id) cross join lateral pgqueue.find_job(a.job_id) f
-    loop
-      perform pgqueue.publish(k.events);
-    end loop;
+  if events is not null then
+    perform pgqueue.publish(events);
   end if;
   return query select unnest(accepted);
 end $$;

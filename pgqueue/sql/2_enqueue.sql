@@ -121,12 +121,14 @@ begin
                or n.job_id not between first_id and last_id or n.job_id::text not like '______________7%' as unusual,
              (select q from pgqueue.queues q where q.name = n.queue) as settings,
              (select d.pending + n.seq - d.counted_at_seq from pgqueue.queue_depths d where d.queue = n.queue and d.counted_at_seq >= 0) as bound,
-             exists (select from pgqueue.waiting) as sleepers, exists (select from pgqueue.watchers) as watchers
+             exists (select from pgqueue.waiting) as sleepers,
+             case when exists (select from pgqueue.watchers) then (select s.last_value from pgqueue.notice_slot s) end as noticed
         into g from arrived n;
     else
       select a.*, (select q from pgqueue.queues q where q.name = a.queue) as settings,
              (select d.pending + a.top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = a.queue and d.counted_at_seq >= 0) as bound,
-             exists (select from pgqueue.waiting) as sleepers, exists (select from pgqueue.watchers) as watchers
+             exists (select from pgqueue.waiting) as sleepers,
+             case when exists (select from pgqueue.watchers) then (select s.last_value from pgqueue.notice_slot s) end as noticed
         into g
         from (
           select min(n.queue) as queue, max(n.queue) as last_queue, count(*) filter (where n.status = 'pending') as ready, max(n.seq) as top,
@@ -200,10 +202,10 @@ begin
     exit when only_queue is null;
   end loop;
 
-  if g.watchers and not silent and pgqueue.watched() then
+  if g.noticed is not null and not silent then
     -- Commits that notify cannot be grouped: producers share twenty notices a second, and watchers read the rest.
     slot := floor(extract(epoch from clock_timestamp()) * 20);
-    if (select s.last_value from pgqueue.notice_slot s) < slot then
+    if g.noticed < slot and pgqueue.watched() then
       perform setval('pgqueue.notice_slot', slot);
       perform pgqueue.publish(array_agg(pgqueue.event(
           case a.status when 'pending' then 'job.queued' else 'job.submitted' end, a.job_id, a.queue, a.job_type,

@@ -139,7 +139,8 @@ declare
   stored bigint;
   queues text[];
   keys text[];
-  k record;
+  watching constant boolean := exists (select from pgqueue.watchers) and pgqueue.watched();
+  events jsonb[];
 begin
   if cardinality(job_ids) is distinct from cardinality(complete.attempts)
      or cardinality(coalesce(results, '{}')) not in (0, cardinality(job_ids)) then
@@ -178,8 +179,11 @@ begin
     returning 1)
   select array_agg(d.job_id), (select count(*) from completed) + (select count(*) from cancelled),
          array_agg(d.queue::text order by d.queue, d.ordering_key) filter (where d.ordering_key is not null),
-         array_agg(d.ordering_key::text order by d.queue, d.ordering_key) filter (where d.ordering_key is not null)
-    into accepted, stored, queues, keys from done d;
+         array_agg(d.ordering_key::text order by d.queue, d.ordering_key) filter (where d.ordering_key is not null),
+         array_agg(pgqueue.event(case when d.cancel_requested_at is null then 'job.completed' else 'job.cancelled' end,
+             d.job_id, d.queue, d.job_type, 'processing',
+             case when d.cancel_requested_at is null then 'completed' else 'cancelled' end, d.attempts)) filter (where watching)
+    into accepted, stored, queues, keys, events from done d;
   if stored > cardinality(accepted) then
     raise exception 'a job stands twice in job_ids' using errcode = 'PQ422', column = 'job_ids';
   end if;
@@ -187,14 +191,8 @@ begin
   if keys is not null then
     perform pgqueue.promote_keys(queues, keys);
   end if;
-  if accepted is not null and exists (select from pgqueue.watchers) and pgqueue.watched() then
-    for k in
-      select array_agg(pgqueue.event(case when f.status = 'completed' then 'job.completed' else 'job.cancelled' end,
-               f.job_id, f.queue, f.job_type, 'processing', f.status, f.attempts)) as events
-        from unnest(accepted) a(job_id) cross join lateral pgqueue.find_job(a.job_id) f
-    loop
-      perform pgqueue.publish(k.events);
-    end loop;
+  if events is not null then
+    perform pgqueue.publish(events);
   end if;
   return query select unnest(accepted);
 end $$;
