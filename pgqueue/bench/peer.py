@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from pgqueue import __version__, schema
+from pgqueue import __version__
 from pgqueue.app import App
 from pgqueue.bench import statements
 from pgqueue.bench.figures import percentile
@@ -86,6 +86,9 @@ def meta() -> None:
 
 def setup() -> None:
     """Give an empty database the schema."""
+    # Loads Alembic and SQLAlchemy, which no worker of a user does.
+    from pgqueue import schema
+
     schema.migrate(app.dsn)
     with connect(app.dsn, settings) as connection:
         statements.run(connection, statements.PARTITIONS)
