@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, Final, LiteralString
 
 from pgqueue.bench import statements
-from pgqueue.bench.children import wait_until, workers
+from pgqueue.bench.children import BenchError, wait_until, workers
 from pgqueue.bench.machine import Meter, ServerProcesses
 from pgqueue.bench.scratch import Database, Fill
 from pgqueue.bench.site import Site
@@ -117,6 +117,8 @@ def drain(database: Database, jobs: int, *, processes: int = 1, concurrency: int
             ended = look(statements.CLOCK)
             cost = meter.per_job(jobs)
         began = look(statements.FIRST_START)
+        if began is None:
+            raise BenchError("no job of the drain was completed")
         finishes = [(at - began, done) for at, done in statements.rows(connection, statements.FINISHES)]
     return Drained(jobs, ended - began, cost, finishes, [(at - began, spent) for at, spent in used], look.looks)
 

@@ -10,7 +10,7 @@ app: Final = App()
 
 
 @app.task("noop")
-async def noop(job: Job, n: int = 0) -> None:
+async def noop(job: Job, n: int = 0, text: str = "") -> None:
     """Do nothing."""
 
 

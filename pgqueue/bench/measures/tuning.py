@@ -54,7 +54,7 @@ def _drained(key: str, fill: Fill, jobs: int, settings: dict[str, str], site: Si
 def _submitted(settings: dict[str, str], site: Site) -> Sample:
     with site.scratch.copy() as database:
         _set(database, settings)
-        with clients(database, 8, "insert", seconds=site.sizes.seconds) as eight:
+        with clients(database, 8, "insert", plain=False, seconds=site.sizes.seconds) as eight:
             answers = eight.run()
     return Sample({"jobs_per_s": sum(answer["jobs"] for answer in answers) / site.sizes.seconds})
 
