@@ -21,6 +21,8 @@ set local search_path = '';
 --   * (worker_id, attempts) is the fence: whoever finishes an attempt must name both.
 --   * Claims start at claim_starts.low_seq, so that dead index entries which an old snapshot keeps are not walked.
 --     Whoever makes a row pending below that point says so with lower_cursor(); everybody else draws a new seq.
+--   * An UPDATE of many live jobs sets ordering_key to itself: where no column is named of which shard is made, PostgreSQL
+--     16 to 18 reads the expression of shard anew for every row, which costs as much as a claim.
 --   * What producers and claimers read on every call (queues, queue_depths, claim_cursors, waiting, watchers) gains a
 --     row version only now and then, since an old snapshot would keep them all.
 
@@ -188,10 +190,11 @@ create table pgqueue.jobs_live partition of pgqueue.jobs
   for values in ('submitted', 'pending', 'processing', 'failed')
   with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2);
-comment on table pgqueue.jobs_live is 'Jobs to which something can still happen.';
+comment on table pgqueue.jobs_live is
+  'Jobs to which something can still happen. Edit them as pgqueue.jobs, where what you write is checked.';
 -- That a name is not empty is looked at by triggers, which costs less; an index must never see one that is too long.
 alter table pgqueue.jobs_live
-  add primary key (job_id),
+  add primary key (job_id) with (fillfactor = 50),
   add constraint "queue must have 1 to 63 characters" check (length(queue) <= 63),
   add constraint "job_type must have 1 to 128 characters" check (length(job_type) <= 128);
 create index jobs_live_pending on pgqueue.jobs_live (queue, priority, seq) where status = 'pending';
@@ -1342,7 +1345,7 @@ begin
       update pgqueue.jobs_live w
          set status = case when w.scheduled_at > pgqueue.clock() then 'submitted' else 'pending' end,
              due_at = case when w.scheduled_at > pgqueue.clock() then w.scheduled_at end,
-             seq = nextval('pgqueue.jobs_seq'), updated_at = pgqueue.clock()
+             seq = nextval('pgqueue.jobs_seq'), updated_at = pgqueue.clock(), ordering_key = w.ordering_key
        where w.ctid = any (tids)
       returning w.job_id, w.queue, w.job_type, w.status, w.attempts, w.seq)
     select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,
@@ -1381,132 +1384,124 @@ begin
 end $$;
 comment on function pgqueue.check_names(text, text) is 'Refuses an empty queue or job_type, as a CHECK would.';
 
-create function pgqueue.job_is_renamed() returns trigger
-  language plpgsql security definer set search_path = pg_catalog, pg_temp
-  as $$
-begin
-  perform pgqueue.check_names(new.queue, new.job_type);
-  return new;
-end $$;
-create trigger jobs_live_renamed before update of queue, job_type on pgqueue.jobs_live
-  for each row when (new.queue = '' or new.job_type = '') execute function pgqueue.job_is_renamed();
-
-create function pgqueue.job_is_edited() returns trigger
-  language plpgsql security definer set search_path = pg_catalog, pg_temp
-  as $$
-begin
-  if new.job_id <> old.job_id then
-    raise exception 'job_id of a job cannot be changed' using errcode = 'PQ409', column = 'job_id';
-  end if;
-  if new.status <> old.status and not (
-       old.status = 'submitted' and new.status = 'pending'
-    or old.status = 'pending' and new.status = 'processing'
-    or old.status = 'processing' and new.status in ('failed', 'pending', 'submitted')
-    or old.status = 'failed' and new.status = 'pending')
-  then
-    raise exception 'a job cannot go from % to % by UPDATE', old.status, new.status
-      using errcode = 'PQ409', column = 'status',
-            hint = 'Use pgqueue.cancel, retry, complete, fail, snooze, release or discard.';
-  end if;
-  if new.status = 'processing' and (new.worker_id is null or new.lease_expires_at is null
-       or (old.status = 'pending' and new.attempts - 1 <> old.attempts)) then
-    raise exception 'a job cannot become processing without worker_id, lease_expires_at and one more attempt'
-      using errcode = 'PQ409', column = 'status', hint = 'Use pgqueue.claim.';
-  end if;
-  -- With worker_id the fence: no pair of them may come a second time. A release takes back the attempt that it did not begin.
-  if new.attempts <> old.attempts and not (old.status = 'pending' and new.status = 'processing')
-     and not (old.status = 'processing' and new.status = 'pending' and new.attempts = old.attempts - 1 and new.started_at is null) then
-    raise exception 'attempts of a % job is % and cannot be changed to %', old.status, old.attempts, new.attempts
-      using errcode = 'PQ409', column = 'attempts', hint = 'Only pgqueue.claim and release count attempts; max_retries may be changed.';
-  end if;
-  if new.worker_id is distinct from old.worker_id and not (old.status = 'pending' and new.status = 'processing') then
-    raise exception 'worker_id of a % job cannot be changed to %', old.status, coalesce(new.worker_id::text, 'null')
-      using errcode = 'PQ409', column = 'worker_id', hint = 'Use pgqueue.release, then claim.';
-  end if;
-  if new.seq <> old.seq and new.seq not between 1 and (select s.last_value from pgqueue.jobs_seq s) then
-    raise exception 'seq must be one that pgqueue.jobs_seq has given out, which % is not', new.seq
-      using errcode = 'PQ422', column = 'seq', hint = 'Use nextval(''pgqueue.jobs_seq'') to put a job at the end of its line.';
-  end if;
-  if new.due_at is null and (new.status = 'failed' or new.status = 'submitted' and new.ordering_key is null) then
-    raise exception 'a % job must have due_at', new.status using errcode = 'PQ409', column = 'due_at';
-  end if;
-  if new.status = 'pending' and (old.status <> 'pending' or new.queue <> old.queue or new.priority <> old.priority or new.seq <> old.seq) then
-    perform pgqueue.lower_cursor(new.queue, new.priority, new.seq);
-  end if;
-  -- A time that is put back means now: sweeps do not begin at the beginning of time.
-  if new.due_at < old.due_at then
-    new.due_at := greatest(new.due_at, pgqueue.clock() - interval '1 second');
-  end if;
-  if new.lease_expires_at < old.lease_expires_at then
-    new.lease_expires_at := greatest(new.lease_expires_at, pgqueue.clock() - interval '1 second');
-  end if;
-  if new.queue <> old.queue then
-    insert into pgqueue.sweep_notes (queue) values (new.queue);
-  end if;
-  if new.queue <> old.queue or new.ordering_key is distinct from old.ordering_key
-     or new.status = 'submitted' and (new.due_at is null or old.status <> 'submitted') then
-    -- The key that it leaves may have lost its head, and the one that it joins may have none.
-    insert into pgqueue.sweep_notes (queue, ordering_key)
-      select k.queue, k.ordering_key from (values (old.queue, old.ordering_key), (new.queue, new.ordering_key)) k(queue, ordering_key)
-       where k.ordering_key is not null;
-  end if;
-  return new;
-end $$;
-
--- The functions of this schema only make transitions that this clause lets pass, so they never pay for the call.
-create trigger jobs_live_edited before update on pgqueue.jobs_live
-  for each row
-  when (case new.status
-          when 'processing' then old.status not in ('pending', 'processing')
-            or new.worker_id is null or new.lease_expires_at is null
-            or new.attempts - (old.status = 'pending')::int <> old.attempts
-            or (old.status = 'processing' and new.worker_id <> old.worker_id)
-            or new.lease_expires_at < old.lease_expires_at
-          when 'pending' then old.status not in ('submitted', 'failed') or new.seq <= old.seq or new.attempts <> old.attempts
-          when 'failed' then old.status <> 'processing' or new.due_at is null or new.attempts <> old.attempts
-          when 'submitted' then old.status <> 'processing' or new.due_at is null or new.attempts <> old.attempts
-          else true
-        end
-        or new.job_id <> old.job_id or new.queue <> old.queue or new.ordering_key is distinct from old.ordering_key)
-  execute function pgqueue.job_is_edited();
-
-create function pgqueue.job_is_forged() returns trigger
+create function pgqueue.check_edit(was pgqueue.jobs, now_is pgqueue.jobs) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 declare
   wrong text;
-  given text;
 begin
+  perform pgqueue.check_names(now_is.queue, now_is.job_type);
+  if now_is.status <> was.status and not (
+       was.status = 'submitted' and now_is.status = 'pending'
+    or was.status = 'pending' and now_is.status = 'processing'
+    or was.status = 'processing' and now_is.status in ('failed', 'pending', 'submitted')
+    or was.status = 'failed' and now_is.status = 'pending')
+  then
+    raise exception 'a job cannot go from % to % by UPDATE', was.status, now_is.status
+      using errcode = 'PQ409', column = 'status',
+            hint = 'Use pgqueue.cancel, retry, complete, fail, snooze, release or discard.';
+  end if;
+  if now_is.status = 'processing' and (now_is.worker_id is null or now_is.lease_expires_at is null
+       or (was.status = 'pending' and now_is.attempts - 1 <> was.attempts)) then
+    raise exception 'a job cannot become processing without worker_id, lease_expires_at and one more attempt'
+      using errcode = 'PQ409', column = 'status', hint = 'Use pgqueue.claim.';
+  end if;
+  -- With worker_id the fence: no pair of them may come a second time. A release takes back the attempt that it did not begin.
+  if now_is.attempts <> was.attempts and not (was.status = 'pending' and now_is.status = 'processing')
+     and not (was.status = 'processing' and now_is.status = 'pending' and now_is.attempts = was.attempts - 1 and now_is.started_at is null) then
+    raise exception 'attempts of a % job is % and cannot be changed to %', was.status, was.attempts, now_is.attempts
+      using errcode = 'PQ409', column = 'attempts', hint = 'Only pgqueue.claim and release count attempts; max_retries may be changed.';
+  end if;
+  if now_is.worker_id is distinct from was.worker_id and not (was.status = 'pending' and now_is.status = 'processing') then
+    raise exception 'worker_id of a % job cannot be changed to %', was.status, coalesce(now_is.worker_id::text, 'null')
+      using errcode = 'PQ409', column = 'worker_id', hint = 'Use pgqueue.release, then claim.';
+  end if;
+  if now_is.seq <> was.seq and now_is.seq not between 1 and (select s.last_value from pgqueue.jobs_seq s) then
+    raise exception 'seq must be one that pgqueue.jobs_seq has given out, which % is not', now_is.seq
+      using errcode = 'PQ422', column = 'seq', hint = 'Use nextval(''pgqueue.jobs_seq'') to put a job at the end of its line.';
+  end if;
+  if now_is.due_at is null and (now_is.status = 'failed' or now_is.status = 'submitted' and now_is.ordering_key is null) then
+    raise exception 'a % job must have due_at', now_is.status using errcode = 'PQ409', column = 'due_at';
+  end if;
   -- What stands there already does not hold up the functions, which count on from it.
-  if jsonb_typeof(new.errors) <> 'array' and new.errors <> old.errors then
-    raise exception 'errors must be a JSON array of records, not %', left(new.errors::text, 100)
+  if jsonb_typeof(now_is.errors) <> 'array' and now_is.errors <> was.errors then
+    raise exception 'errors must be a JSON array of records, not %', left(now_is.errors::text, 100)
       using errcode = 'check_violation', schema = 'pgqueue', table = 'jobs', column = 'errors',
             constraint = 'errors must be a JSON array';
   end if;
-  select c.name, c.now_is::text into wrong, given
-    from (values ('lost', old.lost, new.lost), ('uncharged', old.uncharged, new.uncharged)) c(name, was, now_is)
-   where c.now_is <> c.was and c.now_is not between 0 and 1000000 and c.now_is::bigint <> c.was::bigint + 1 limit 1;
-  if found then
-    raise exception '% must be 0 to 1000000, not %', wrong, given
+  wrong := case when now_is.lost <> was.lost and now_is.lost not between 0 and 1000000 then 'lost'
+                when now_is.uncharged <> was.uncharged and now_is.uncharged not between 0 and 1000000 then 'uncharged' end;
+  if wrong is not null then
+    raise exception '% must be 0 to 1000000, not %', wrong, case wrong when 'lost' then now_is.lost else now_is.uncharged end
       using errcode = 'check_violation', schema = 'pgqueue', table = 'jobs', column = wrong,
             constraint = wrong || ' must be 0 to 1000000';
   end if;
-  select c.name into wrong
-    from (values ('result', old.result is distinct from new.result), ('finished_at', old.finished_at is distinct from new.finished_at),
-                 ('created_at', new.created_at not between '0001-01-03 00:00+00' and pgqueue.clock())) c(name, changed)
-   where c.changed limit 1;
-  if found then
-    raise exception '% of a % job cannot be changed to that', wrong, old.status
+  wrong := case when now_is.result is distinct from was.result then 'result'
+                when now_is.finished_at is distinct from was.finished_at then 'finished_at'
+                when now_is.created_at <> was.created_at
+                     and now_is.created_at not between '0001-01-03 00:00+00' and pgqueue.clock() then 'created_at' end;
+  if wrong is not null then
+    raise exception '% of a % job cannot be changed to that', wrong, was.status
       using errcode = 'PQ409', column = wrong, hint = 'Use pgqueue.complete, which stores a result with the end of an attempt.';
   end if;
-  return new;
 end $$;
--- Named columns, since the functions that run for every job set none of these.
-create trigger jobs_live_forged before update of lost, uncharged, errors, result, finished_at, created_at on pgqueue.jobs_live
-  for each row
-  when (new.lost not between 0 and 1000000 or new.uncharged not between 0 and 1000000 or jsonb_typeof(new.errors) <> 'array'
-        or new.created_at <> old.created_at or num_nonnulls(new.result, new.finished_at) > 0)
-  execute function pgqueue.job_is_forged();
+comment on function pgqueue.check_edit(pgqueue.jobs, pgqueue.jobs) is 'Refuses an edit of a job by hand that would break what the queue relies on.';
+
+create function pgqueue.jobs_edited() returns trigger
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  r record;
+  was pgqueue.jobs;
+  now_is pgqueue.jobs;
+begin
+  if exists (select from now_are n where not exists (select from were w where w.job_id = n.job_id)) then
+    raise exception 'job_id of a job cannot be changed' using errcode = 'PQ409', column = 'job_id';
+  end if;
+  for r in
+    select w, n from were w join now_are n on n.job_id = w.job_id
+     where (w.status, w.queue, w.job_type, w.priority, w.seq, w.attempts, w.worker_id, w.lease_expires_at, w.due_at, w.ordering_key,
+            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at)
+           is distinct from
+           (n.status, n.queue, n.job_type, n.priority, n.seq, n.attempts, n.worker_id, n.lease_expires_at, n.due_at, n.ordering_key,
+            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at)
+     order by n.job_id
+  loop
+    was := r.w;
+    now_is := r.n;
+    perform pgqueue.check_edit(was, now_is);
+    if now_is.status = 'pending' and (was.status <> 'pending' or now_is.queue <> was.queue
+         or now_is.priority <> was.priority or now_is.seq <> was.seq) then
+      perform pgqueue.lower_cursor(now_is.queue, now_is.priority, now_is.seq);
+    end if;
+    -- A time that is put back means now: sweeps do not begin at the beginning of time.
+    if now_is.due_at < was.due_at or now_is.lease_expires_at < was.lease_expires_at then
+      update pgqueue.jobs_live l
+         set due_at = case when now_is.due_at < was.due_at then greatest(l.due_at, pgqueue.clock() - interval '1 second') else l.due_at end,
+             lease_expires_at = case when now_is.lease_expires_at < was.lease_expires_at
+               then greatest(l.lease_expires_at, pgqueue.clock() - interval '1 second') else l.lease_expires_at end
+       where l.job_id = now_is.job_id;
+    end if;
+    if now_is.queue <> was.queue then
+      insert into pgqueue.sweep_notes (queue) values (now_is.queue);
+    end if;
+    if now_is.queue <> was.queue or now_is.ordering_key is distinct from was.ordering_key
+       or now_is.status = 'submitted' and (now_is.due_at is null or was.status <> 'submitted') then
+      -- The key that it leaves may have lost its head, and the one that it joins may have none.
+      insert into pgqueue.sweep_notes (queue, ordering_key)
+        select k.queue, k.ordering_key
+          from (values (was.queue, was.ordering_key), (now_is.queue, now_is.ordering_key)) k(queue, ordering_key)
+         where k.ordering_key is not null;
+    end if;
+  end loop;
+  return null;
+end $$;
+
+-- On the root, which is what people name. The functions of this schema name jobs_live, check their own transitions, and
+-- do not pay: a trigger for each row costs a claim a fifth.
+create trigger jobs_edited after update on pgqueue.jobs
+  referencing old table as were new table as now_are
+  for each statement execute function pgqueue.jobs_edited();
 
 create function pgqueue.finished_job_is_edited() returns trigger
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -1702,21 +1697,19 @@ end $$;
 comment on function pgqueue.take_by_shard is
   'Locks up to `wanted` pending jobs of some shards of one queue and priority, oldest first, without walking the other shards.';
 
-create function pgqueue.claim(
-  worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
-  priorities smallint[] default null, shards smallint[] default null)
-  returns setof pgqueue.jobs
-  language plpgsql security definer
-  set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
-  set jit = off set enable_seqscan = off set enable_bitmapscan = off
+create function pgqueue.take(
+  queues text[], max_jobs int, lease interval, job_types text[], priorities smallint[], shards smallint[],
+  out tids tid[], out visited text[], out leases interval[])
+  language plpgsql
+  set enable_indexscan = on
   as $$
 #variable_conflict use_column
 declare
   tick constant bigint := nextval('pgqueue.claim_tick');
-  wanted_types text[] := claim.job_types;
+  wanted_types text[] := take.job_types;
   -- A queue's turn comes round, so a claim need not visit a thousand of them.
   visit_at_most constant int := 16;
-  names text[] := claim.queues;
+  names text[] := take.queues;
   q text;
   s record;
   low bigint[];
@@ -1727,9 +1720,7 @@ declare
   first_p int;
   want int;
   taken record;
-  tids tid[] := '{}';
-  leases interval[] := '{}';
-  visited text[] := '{}';
+  in_order boolean;
   left_over int;
   quota int;
   more boolean[];
@@ -1739,21 +1730,14 @@ declare
   p_now smallint;
   low_now bigint;
   high_now bigint := 9223372036854775807;
-  by_shard constant boolean := claim.shards is not null and to_regclass('pgqueue.jobs_live_pending_shard') is not null;
+  by_shard constant boolean := take.shards is not null and to_regclass('pgqueue.jobs_live_pending_shard') is not null;
 begin
-  if claim.worker_id is null or max_jobs is null or max_jobs < 1 then
-    raise exception 'claim needs a worker_id and max_jobs of at least 1, not % and %', claim.worker_id, max_jobs
-      using errcode = 'PQ422', column = 'max_jobs';
-  end if;
-  if claim.lease <= interval '0' or claim.lease > interval '1 day' then
-    raise exception 'lease must be positive and at most 1 day, but is %', claim.lease using errcode = 'PQ422', column = 'lease';
-  end if;
   if names is null then
     names := array(select d.queue from pgqueue.queue_depths d
                    union select n.queue from pgqueue.sweep_notes n where n.ordering_key is null limit 5);
   end if;
   if cardinality(names) > 4 then
-    names := array(select n from unnest(pgqueue.queues_with_work(tick)) n where claim.queues is null or n = any (claim.queues)
+    names := array(select n from unnest(pgqueue.queues_with_work(tick)) n where take.queues is null or n = any (take.queues)
                     limit visit_at_most);
   elsif cardinality(names) > 1 then
     names := array(select distinct n from unnest(names) n);
@@ -1761,7 +1745,7 @@ begin
   end if;
   if exists (select from pgqueue.job_type_pauses t where t.until > pgqueue.clock()) then
     wanted_types := array(
-      select t from unnest(coalesce(claim.job_types, pgqueue.job_types_waiting(names))) t
+      select t from unnest(coalesce(take.job_types, pgqueue.job_types_waiting(names))) t
        where not exists (select from pgqueue.job_type_pauses p where p.job_type = t and p.until > pgqueue.clock()));
   end if;
 
@@ -1777,7 +1761,7 @@ begin
     continue when s.paused;
 
     low := '{0,0,0,0}';
-    by_type := wanted_types is distinct from claim.job_types;
+    by_type := wanted_types is distinct from take.job_types;
     for taken in select c.priority, c.low_seq, c.job_types from pgqueue.claim_starts c where c.queue = q loop
       low[taken.priority + 1] := taken.low_seq;
       by_type := by_type or (wanted_types is not null and taken.job_types is not null and not taken.job_types <@ wanted_types);
@@ -1796,9 +1780,9 @@ begin
       (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = q and j.priority = 3::smallint and j.seq >= low[4] order by j.seq limit 1)]
       into low;
     work := array[low[1] is not null, low[2] is not null, low[3] is not null, low[4] is not null];
-    if claim.priorities is not null then
+    if take.priorities is not null then
       for p in 1 .. 4 loop
-        work[p] := work[p] and (p - 1)::smallint = any (claim.priorities);
+        work[p] := work[p] and (p - 1)::smallint = any (take.priorities);
       end loop;
     end if;
     first_p := array_position(work, true);
@@ -1829,7 +1813,7 @@ begin
         p_now := first_p - 1;
         if by_type then
           select t.tids, t.top into taken
-            from pgqueue.take_by_type(q, p_now, low[first_p], want, wanted_types, claim.shards) t;
+            from pgqueue.take_by_type(q, p_now, low[first_p], want, wanted_types, take.shards) t;
         else
           low_now := low[first_p];
           if by_shard then
@@ -1843,15 +1827,16 @@ begin
             select j.ctid, j.seq from pgqueue.jobs_live j
              where j.status = 'pending' and j.queue = q and j.priority = p_now and j.seq >= low_now and j.seq <= high_now
                and (wanted_types is null or j.job_type = any (wanted_types))
-               and (claim.shards is null or j.shard = any (claim.shards))
+               and (take.shards is null or j.shard = any (take.shards))
                and (j.expires_at is null or j.expires_at > pgqueue.clock())
              order by j.seq limit want for update skip locked) s;
           if by_shard and coalesce(cardinality(taken.tids), 0) < want then
             select taken.tids || t.tids as tids, greatest(taken.top, t.top) as top into taken
-              from pgqueue.take_by_shard(q, p_now, high_now, want - coalesce(cardinality(taken.tids), 0), claim.shards, wanted_types) t;
+              from pgqueue.take_by_shard(q, p_now, high_now, want - coalesce(cardinality(taken.tids), 0), take.shards, wanted_types) t;
           end if;
         end if;
         if taken.tids is not null then
+          in_order := tids is null and not by_type and not by_shard;
           tids := tids || taken.tids;
           left_over := left_over - cardinality(taken.tids);
           low[first_p] := least(taken.top, 9223372036854775806) + 1;
@@ -1862,7 +1847,7 @@ begin
       exit when p >= 4 and want = 0;
     end loop;
     visited := visited || q;
-    leases := leases || coalesce(claim.lease, s.lease_ms * interval '1 millisecond');
+    leases := leases || coalesce(take.lease, s.lease_ms * interval '1 millisecond');
     if i < once_round and true = any (more) then
       -- It has more than its part: it gets what the queues behind it leave.
       names := names || q;
@@ -1870,18 +1855,49 @@ begin
     end if;
   end loop;
 
-  if cardinality(tids) = 0 then
+  if not in_order then
+    tids := array(select j.ctid from pgqueue.jobs_live j where j.ctid = any (tids) order by j.priority, j.seq);
+  end if;
+end $$;
+comment on function pgqueue.take is
+  'Locks what a claim is to take, in priority, seq order; answers the leases of the queues visited. Runs under the settings of claim.';
+
+create function pgqueue.claim(
+  worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
+  priorities smallint[] default null, shards smallint[] default null)
+  returns setof pgqueue.jobs
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+  set jit = off set enable_seqscan = off set enable_bitmapscan = off
+  -- What is left for its own statement is to fetch the rows one by one, in the order of their ids, and so to answer them.
+  set enable_indexscan = off set enable_hashjoin = off set enable_mergejoin = off
+  as $$
+#variable_conflict use_column
+declare
+  t record;
+  lease_of_all interval;
+begin
+  if claim.worker_id is null or max_jobs is null or max_jobs < 1 then
+    raise exception 'claim needs a worker_id and max_jobs of at least 1, not % and %', claim.worker_id, max_jobs
+      using errcode = 'PQ422', column = 'max_jobs';
+  end if;
+  if claim.lease <= interval '0' or claim.lease > interval '1 day' then
+    raise exception 'lease must be positive and at most 1 day, but is %', claim.lease using errcode = 'PQ422', column = 'lease';
+  end if;
+  select n.tids, n.visited, n.leases into t
+    from pgqueue.take(claim.queues, max_jobs, claim.lease, claim.job_types, claim.priorities, claim.shards) n;
+  if t.tids is null then
     return;
   end if;
+  lease_of_all := coalesce(claim.lease, case when cardinality(t.leases) = 1 then t.leases[1] end);
   return query
-    with claimed as (
-      update pgqueue.jobs_live j
-         set status = 'processing', attempts = j.attempts + 1, worker_id = claim.worker_id,
-             lease_expires_at = pgqueue.clock() + leases[array_position(visited, j.queue)],
-             started_at = pgqueue.clock(), updated_at = pgqueue.clock(), progress = null
-       where j.ctid = any (tids)
-      returning j.*)
-    select c.* from claimed c order by c.priority, c.seq;
+    update pgqueue.jobs_live j
+       set status = 'processing', attempts = j.attempts + 1, worker_id = claim.worker_id,
+           lease_expires_at = pgqueue.clock() + coalesce(lease_of_all, t.leases[array_position(t.visited, j.queue)]),
+           started_at = pgqueue.clock(), updated_at = pgqueue.clock(), progress = null, ordering_key = j.ordering_key
+      from unnest(t.tids) u(tid)
+     where j.ctid = u.tid
+    returning j.*;
   if exists (select from pgqueue.watchers) and pgqueue.watched() then
     perform pgqueue.publish(array_agg(pgqueue.event('job.started', j.job_id, j.queue, j.job_type, 'pending', 'processing', j.attempts)
                                       order by j.priority, j.seq))
@@ -1929,7 +1945,8 @@ begin
     renewed as (
       update pgqueue.jobs_live j
          set lease_expires_at = greatest(j.lease_expires_at, pgqueue.clock() + coalesce(heartbeat.lease,
-               (select q.lease_ms from pgqueue.queues q where q.name = j.queue) * interval '1 millisecond', interval '30 seconds'))
+               (select q.lease_ms from pgqueue.queues q where q.name = j.queue) * interval '1 millisecond', interval '30 seconds')),
+             ordering_key = j.ordering_key
         from locked l
        where j.ctid = l.ctid and (l.job_id, l.attempts) in (select h.job_id, h.attempt from held h)
       returning j.job_id, j.attempts, j.cancel_requested_at)
@@ -2077,14 +2094,15 @@ comment on function pgqueue.settle(pgqueue.jobs, text, text) is
 create function pgqueue.complete(worker_id uuid, job_ids uuid[], attempts int[], results jsonb[]) returns setof uuid
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
-  set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off
+  set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 #variable_conflict use_column
 declare
   accepted uuid[];
-  stored bigint;
   queues text[];
   keys text[];
+  to_cancel pgqueue.jobs[];
+  j pgqueue.jobs;
   watching constant boolean := exists (select from pgqueue.watchers) and pgqueue.watched();
   events jsonb[];
 begin
@@ -2095,45 +2113,46 @@ begin
       using errcode = 'PQ422', column = 'job_ids';
   end if;
   with given as materialized (
-    select u.job_id, u.attempt, u.result from unnest(complete.job_ids, complete.attempts, complete.results) u(job_id, attempt, result)),
+    select array_agg(s.job_id) as job_ids, array_agg(s.attempt) as attempts, array_agg(s.place) as places
+      from (select u.job_id, u.attempt, u.place::int
+              from unnest(complete.job_ids, complete.attempts) with ordinality u(job_id, attempt, place)
+             where u.job_id is not null order by u.job_id, u.attempt) s),
   done as (
+    -- The attempt of an id is looked up in sorted arrays: a join would cost twice as much, and another order of locks.
     delete from pgqueue.jobs_live j
-     where j.job_id = any (complete.job_ids) and j.worker_id = complete.worker_id
-       -- `is true` makes it a hashed lookup, so that the index keeps the order in which rows are locked.
-       and ((j.job_id, j.attempts) in (select g.job_id, g.attempt from given g)) is true
-       and (j.status = 'processing') is true
-    returning j.*),
+     where j.job_id = any (complete.job_ids) and j.worker_id = complete.worker_id and (j.status = 'processing') is true
+       and j.attempts = (select g.attempts from given g)[width_bucket(j.job_id, (select g.job_ids from given g))]
+    returning j.job_id, j.seq, j.queue, j.job_type, j.payload, j.priority, j.attempts, j.max_retries, j.lost, j.uncharged,
+      j.retry_policy, j.timeout_ms, j.scheduled_at, j.expires_at, j.idempotency_key, j.producer_id, j.ordering_key, j.worker_id,
+      j.cancel_requested_at, j.created_at, j.started_at, j.errors, j.progress, j.trace_context,
+      case when complete.results <> '{}' then complete.results[(select g.places from given g)[width_bucket(j.job_id, (select g.job_ids from given g))]] end as result),
   completed as (
     insert into pgqueue.jobs_completed (job_id, seq, queue, job_type, payload, priority, status, attempts, max_retries, lost,
         uncharged, retry_policy, timeout_ms, scheduled_at, expires_at, idempotency_key, producer_id, ordering_key, worker_id,
         created_at, updated_at, started_at, finished_at, result, errors, progress, trace_context)
     select d.job_id, d.seq, d.queue, d.job_type, d.payload, d.priority, 'completed', d.attempts, d.max_retries, d.lost,
         d.uncharged, d.retry_policy, d.timeout_ms, d.scheduled_at, d.expires_at, d.idempotency_key, d.producer_id, d.ordering_key, d.worker_id,
-        d.created_at, pgqueue.clock(), d.started_at, pgqueue.clock(), g.result, d.errors, d.progress, d.trace_context
-      from done d join given g on g.job_id = d.job_id and g.attempt = d.attempts
-     where d.cancel_requested_at is null
-    returning 1),
-  cancelled as (
-    insert into pgqueue.jobs_cancelled (job_id, seq, queue, job_type, payload, priority, status, attempts, max_retries, lost,
-        uncharged, retry_policy, timeout_ms, scheduled_at, expires_at, idempotency_key, producer_id, ordering_key, worker_id,
-        cancel_requested_at, created_at, updated_at, started_at, finished_at, result, errors, progress, trace_context)
-    select d.job_id, d.seq, d.queue, d.job_type, d.payload, d.priority, 'cancelled', d.attempts, d.max_retries, d.lost,
-        d.uncharged, d.retry_policy, d.timeout_ms, d.scheduled_at, d.expires_at, d.idempotency_key, d.producer_id, d.ordering_key, d.worker_id,
-        d.cancel_requested_at, d.created_at, pgqueue.clock(), d.started_at, pgqueue.clock(), g.result, d.errors, d.progress, d.trace_context
-      from done d join given g on g.job_id = d.job_id and g.attempt = d.attempts
-     where d.cancel_requested_at is not null
-    returning 1)
-  select array_agg(d.job_id), (select count(*) from completed) + (select count(*) from cancelled),
-         array_agg(d.queue::text order by d.queue, d.ordering_key) filter (where d.ordering_key is not null),
-         array_agg(d.ordering_key::text order by d.queue, d.ordering_key) filter (where d.ordering_key is not null),
+        d.created_at, pgqueue.clock(), d.started_at, pgqueue.clock(), d.result, d.errors, d.progress, d.trace_context
+      from done d where d.cancel_requested_at is null)
+  select array_agg(d.job_id),
+         array_agg(d.queue::text) filter (where d.ordering_key is not null),
+         array_agg(d.ordering_key::text) filter (where d.ordering_key is not null),
+         array(select jsonb_populate_record(null::pgqueue.jobs, to_jsonb(c)) from done c where c.cancel_requested_at is not null),
          array_agg(pgqueue.event(case when d.cancel_requested_at is null then 'job.completed' else 'job.cancelled' end,
              d.job_id, d.queue, d.job_type, 'processing',
              case when d.cancel_requested_at is null then 'completed' else 'cancelled' end, d.attempts)) filter (where watching)
-    into accepted, stored, queues, keys, events from done d;
-  if stored > cardinality(accepted) then
+    into accepted, queues, keys, to_cancel, events from done d;
+  if coalesce(cardinality(accepted), 0) < cardinality(job_ids)
+     and cardinality(job_ids) > (select count(distinct u) from unnest(complete.job_ids) u) then
     raise exception 'a job stands twice in job_ids' using errcode = 'PQ422', column = 'job_ids';
   end if;
 
+  foreach j in array to_cancel loop
+    j.status := 'cancelled';
+    j.updated_at := pgqueue.clock();
+    j.finished_at := pgqueue.clock();
+    perform pgqueue.store(j);
+  end loop;
   if keys is not null then
     perform pgqueue.promote_keys(queues, keys);
   end if;
@@ -2306,7 +2325,7 @@ declare
   g record;
   j pgqueue.jobs;
 begin
-  -- The seq stays, so the job goes first; the update trigger lowers the claim cursor for it.
+  -- The seq stays, so the job goes first.
   for g in select distinct u.job_id, u.attempt from unnest(release.job_ids, release.attempts) u(job_id, attempt) order by u.job_id loop
     j := pgqueue.held(release.worker_id, g.job_id, g.attempt);
     continue when j.job_id is null;
@@ -2320,6 +2339,7 @@ begin
              uncharged = least(j.uncharged, 2147483646) + case when started then 1 else 0 end,
              started_at = case when started then j.started_at end
        where l.job_id = j.job_id;
+      perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
       perform pgqueue.ring(j.queue, 1, array[j.job_type]);
       if pgqueue.watched() then
         perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);
@@ -2350,7 +2370,7 @@ create function pgqueue.hold_retry(worker_id uuid, job_ids uuid[], attempts int[
 begin
   -- Only the worker that failed the attempt, and only while nobody has begun another.
   return query
-    update pgqueue.jobs_live j set due_at = pgqueue.clock() + hold_retry.delay
+    update pgqueue.jobs_live j set due_at = pgqueue.clock() + hold_retry.delay, ordering_key = j.ordering_key
       from unnest(hold_retry.job_ids, hold_retry.attempts) u(job_id, attempt)
      where j.job_id = u.job_id and j.worker_id = hold_retry.worker_id and j.attempts = u.attempt
        and (j.status = 'failed') is true
@@ -3660,7 +3680,7 @@ begin
         select u.tid, u.was, nextval('pgqueue.jobs_seq') as seq from unnest(tids, statuses) u(tid, was)),
       promoted as (
         update pgqueue.jobs_live l
-           set status = 'pending', seq = n.seq, due_at = null, updated_at = pgqueue.clock()
+           set status = 'pending', seq = n.seq, due_at = null, updated_at = pgqueue.clock(), ordering_key = l.ordering_key
           from numbered n where l.ctid = n.tid
         returning l.job_id, l.queue, l.job_type, l.attempts, l.seq, n.was)
       select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,
@@ -3717,11 +3737,12 @@ begin
     elsif j.lost > coalesce((select q.max_lost from pgqueue.queues q where q.name = j.queue), 5) then
       perform pgqueue.settle(j, 'dead_letter', format('%s leases were lost, the last by worker %s', j.lost, r.worker));
     else
-      -- The seq stays, so the job goes first; the update trigger lowers the claim cursor for it.
+      -- The seq stays, so the job goes first.
       update pgqueue.jobs_live l
          set status = 'pending', lost = j.lost, uncharged = j.uncharged, max_retries = j.max_retries, errors = j.errors,
              error = 'the lease of worker ' || r.worker || ' ran out', lease_expires_at = null, updated_at = pgqueue.clock()
        where l.job_id = j.job_id;
+      perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
       perform pgqueue.ring(j.queue, 1, array[j.job_type]);
       if pgqueue.watched() then
         perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);

@@ -17,6 +17,8 @@
 --   * (worker_id, attempts) is the fence: whoever finishes an attempt must name both.
 --   * Claims start at claim_starts.low_seq, so that dead index entries which an old snapshot keeps are not walked.
 --     Whoever makes a row pending below that point says so with lower_cursor(); everybody else draws a new seq.
+--   * An UPDATE of many live jobs sets ordering_key to itself: where no column is named of which shard is made, PostgreSQL
+--     16 to 18 reads the expression of shard anew for every row, which costs as much as a claim.
 --   * What producers and claimers read on every call (queues, queue_depths, claim_cursors, waiting, watchers) gains a
 --     row version only now and then, since an old snapshot would keep them all.
 
@@ -184,10 +186,11 @@ create table pgqueue.jobs_live partition of pgqueue.jobs
   for values in ('submitted', 'pending', 'processing', 'failed')
   with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2);
-comment on table pgqueue.jobs_live is 'Jobs to which something can still happen.';
+comment on table pgqueue.jobs_live is
+  'Jobs to which something can still happen. Edit them as pgqueue.jobs, where what you write is checked.';
 -- That a name is not empty is looked at by triggers, which costs less; an index must never see one that is too long.
 alter table pgqueue.jobs_live
-  add primary key (job_id),
+  add primary key (job_id) with (fillfactor = 50),
   add constraint "queue must have 1 to 63 characters" check (length(queue) <= 63),
   add constraint "job_type must have 1 to 128 characters" check (length(job_type) <= 128);
 create index jobs_live_pending on pgqueue.jobs_live (queue, priority, seq) where status = 'pending';

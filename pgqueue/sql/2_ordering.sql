@@ -49,7 +49,7 @@ begin
       update pgqueue.jobs_live w
          set status = case when w.scheduled_at > pgqueue.clock() then 'submitted' else 'pending' end,
              due_at = case when w.scheduled_at > pgqueue.clock() then w.scheduled_at end,
-             seq = nextval('pgqueue.jobs_seq'), updated_at = pgqueue.clock()
+             seq = nextval('pgqueue.jobs_seq'), updated_at = pgqueue.clock(), ordering_key = w.ordering_key
        where w.ctid = any (tids)
       returning w.job_id, w.queue, w.job_type, w.status, w.attempts, w.seq)
     select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,

@@ -167,21 +167,19 @@ end $$;
 comment on function pgqueue.take_by_shard is
   'Locks up to `wanted` pending jobs of some shards of one queue and priority, oldest first, without walking the other shards.';
 
-create function pgqueue.claim(
-  worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
-  priorities smallint[] default null, shards smallint[] default null)
-  returns setof pgqueue.jobs
-  language plpgsql security definer
-  set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
-  set jit = off set enable_seqscan = off set enable_bitmapscan = off
+create function pgqueue.take(
+  queues text[], max_jobs int, lease interval, job_types text[], priorities smallint[], shards smallint[],
+  out tids tid[], out visited text[], out leases interval[])
+  language plpgsql
+  set enable_indexscan = on
   as $$
 #variable_conflict use_column
 declare
   tick constant bigint := nextval('pgqueue.claim_tick');
-  wanted_types text[] := claim.job_types;
+  wanted_types text[] := take.job_types;
   -- A queue's turn comes round, so a claim need not visit a thousand of them.
   visit_at_most constant int := 16;
-  names text[] := claim.queues;
+  names text[] := take.queues;
   q text;
   s record;
   low bigint[];
@@ -192,9 +190,7 @@ declare
   first_p int;
   want int;
   taken record;
-  tids tid[] := '{}';
-  leases interval[] := '{}';
-  visited text[] := '{}';
+  in_order boolean;
   left_over int;
   quota int;
   more boolean[];
@@ -204,21 +200,14 @@ declare
   p_now smallint;
   low_now bigint;
   high_now bigint := 9223372036854775807;
-  by_shard constant boolean := claim.shards is not null and to_regclass('pgqueue.jobs_live_pending_shard') is not null;
+  by_shard constant boolean := take.shards is not null and to_regclass('pgqueue.jobs_live_pending_shard') is not null;
 begin
-  if claim.worker_id is null or max_jobs is null or max_jobs < 1 then
-    raise exception 'claim needs a worker_id and max_jobs of at least 1, not % and %', claim.worker_id, max_jobs
-      using errcode = 'PQ422', column = 'max_jobs';
-  end if;
-  if claim.lease <= interval '0' or claim.lease > interval '1 day' then
-    raise exception 'lease must be positive and at most 1 day, but is %', claim.lease using errcode = 'PQ422', column = 'lease';
-  end if;
   if names is null then
     names := array(select d.queue from pgqueue.queue_depths d
                    union select n.queue from pgqueue.sweep_notes n where n.ordering_key is null limit 5);
   end if;
   if cardinality(names) > 4 then
-    names := array(select n from unnest(pgqueue.queues_with_work(tick)) n where claim.queues is null or n = any (claim.queues)
+    names := array(select n from unnest(pgqueue.queues_with_work(tick)) n where take.queues is null or n = any (take.queues)
                     limit visit_at_most);
   elsif cardinality(names) > 1 then
     names := array(select distinct n from unnest(names) n);
@@ -226,7 +215,7 @@ begin
   end if;
   if exists (select from pgqueue.job_type_pauses t where t.until > pgqueue.clock()) then
     wanted_types := array(
-      select t from unnest(coalesce(claim.job_types, pgqueue.job_types_waiting(names))) t
+      select t from unnest(coalesce(take.job_types, pgqueue.job_types_waiting(names))) t
        where not exists (select from pgqueue.job_type_pauses p where p.job_type = t and p.until > pgqueue.clock()));
   end if;
 
@@ -242,7 +231,7 @@ begin
     continue when s.paused;
 
     low := '{0,0,0,0}';
-    by_type := wanted_types is distinct from claim.job_types;
+    by_type := wanted_types is distinct from take.job_types;
     for taken in select c.priority, c.low_seq, c.job_types from pgqueue.claim_starts c where c.queue = q loop
       low[taken.priority + 1] := taken.low_seq;
       by_type := by_type or (wanted_types is not null and taken.job_types is not null and not taken.job_types <@ wanted_types);
@@ -261,9 +250,9 @@ begin
       (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = q and j.priority = 3::smallint and j.seq >= low[4] order by j.seq limit 1)]
       into low;
     work := array[low[1] is not null, low[2] is not null, low[3] is not null, low[4] is not null];
-    if claim.priorities is not null then
+    if take.priorities is not null then
       for p in 1 .. 4 loop
-        work[p] := work[p] and (p - 1)::smallint = any (claim.priorities);
+        work[p] := work[p] and (p - 1)::smallint = any (take.priorities);
       end loop;
     end if;
     first_p := array_position(work, true);
@@ -294,7 +283,7 @@ begin
         p_now := first_p - 1;
         if by_type then
           select t.tids, t.top into taken
-            from pgqueue.take_by_type(q, p_now, low[first_p], want, wanted_types, claim.shards) t;
+            from pgqueue.take_by_type(q, p_now, low[first_p], want, wanted_types, take.shards) t;
         else
           low_now := low[first_p];
           if by_shard then
@@ -308,15 +297,16 @@ begin
             select j.ctid, j.seq from pgqueue.jobs_live j
              where j.status = 'pending' and j.queue = q and j.priority = p_now and j.seq >= low_now and j.seq <= high_now
                and (wanted_types is null or j.job_type = any (wanted_types))
-               and (claim.shards is null or j.shard = any (claim.shards))
+               and (take.shards is null or j.shard = any (take.shards))
                and (j.expires_at is null or j.expires_at > pgqueue.clock())
              order by j.seq limit want for update skip locked) s;
           if by_shard and coalesce(cardinality(taken.tids), 0) < want then
             select taken.tids || t.tids as tids, greatest(taken.top, t.top) as top into taken
-              from pgqueue.take_by_shard(q, p_now, high_now, want - coalesce(cardinality(taken.tids), 0), claim.shards, wanted_types) t;
+              from pgqueue.take_by_shard(q, p_now, high_now, want - coalesce(cardinality(taken.tids), 0), take.shards, wanted_types) t;
           end if;
         end if;
         if taken.tids is not null then
+          in_order := tids is null and not by_type and not by_shard;
           tids := tids || taken.tids;
           left_over := left_over - cardinality(taken.tids);
           low[first_p] := least(taken.top, 9223372036854775806) + 1;
@@ -327,7 +317,7 @@ begin
       exit when p >= 4 and want = 0;
     end loop;
     visited := visited || q;
-    leases := leases || coalesce(claim.lease, s.lease_ms * interval '1 millisecond');
+    leases := leases || coalesce(take.lease, s.lease_ms * interval '1 millisecond');
     if i < once_round and true = any (more) then
       -- It has more than its part: it gets what the queues behind it leave.
       names := names || q;
@@ -335,18 +325,49 @@ begin
     end if;
   end loop;
 
-  if cardinality(tids) = 0 then
+  if not in_order then
+    tids := array(select j.ctid from pgqueue.jobs_live j where j.ctid = any (tids) order by j.priority, j.seq);
+  end if;
+end $$;
+comment on function pgqueue.take is
+  'Locks what a claim is to take, in priority, seq order; answers the leases of the queues visited. Runs under the settings of claim.';
+
+create function pgqueue.claim(
+  worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
+  priorities smallint[] default null, shards smallint[] default null)
+  returns setof pgqueue.jobs
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+  set jit = off set enable_seqscan = off set enable_bitmapscan = off
+  -- What is left for its own statement is to fetch the rows one by one, in the order of their ids, and so to answer them.
+  set enable_indexscan = off set enable_hashjoin = off set enable_mergejoin = off
+  as $$
+#variable_conflict use_column
+declare
+  t record;
+  lease_of_all interval;
+begin
+  if claim.worker_id is null or max_jobs is null or max_jobs < 1 then
+    raise exception 'claim needs a worker_id and max_jobs of at least 1, not % and %', claim.worker_id, max_jobs
+      using errcode = 'PQ422', column = 'max_jobs';
+  end if;
+  if claim.lease <= interval '0' or claim.lease > interval '1 day' then
+    raise exception 'lease must be positive and at most 1 day, but is %', claim.lease using errcode = 'PQ422', column = 'lease';
+  end if;
+  select n.tids, n.visited, n.leases into t
+    from pgqueue.take(claim.queues, max_jobs, claim.lease, claim.job_types, claim.priorities, claim.shards) n;
+  if t.tids is null then
     return;
   end if;
+  lease_of_all := coalesce(claim.lease, case when cardinality(t.leases) = 1 then t.leases[1] end);
   return query
-    with claimed as (
-      update pgqueue.jobs_live j
-         set status = 'processing', attempts = j.attempts + 1, worker_id = claim.worker_id,
-             lease_expires_at = pgqueue.clock() + leases[array_position(visited, j.queue)],
-             started_at = pgqueue.clock(), updated_at = pgqueue.clock(), progress = null
-       where j.ctid = any (tids)
-      returning j.*)
-    select c.* from claimed c order by c.priority, c.seq;
+    update pgqueue.jobs_live j
+       set status = 'processing', attempts = j.attempts + 1, worker_id = claim.worker_id,
+           lease_expires_at = pgqueue.clock() + coalesce(lease_of_all, t.leases[array_position(t.visited, j.queue)]),
+           started_at = pgqueue.clock(), updated_at = pgqueue.clock(), progress = null, ordering_key = j.ordering_key
+      from unnest(t.tids) u(tid)
+     where j.ctid = u.tid
+    returning j.*;
   if exists (select from pgqueue.watchers) and pgqueue.watched() then
     perform pgqueue.publish(array_agg(pgqueue.event('job.started', j.job_id, j.queue, j.job_type, 'pending', 'processing', j.attempts)
                                       order by j.priority, j.seq))
@@ -394,7 +415,8 @@ begin
     renewed as (
       update pgqueue.jobs_live j
          set lease_expires_at = greatest(j.lease_expires_at, pgqueue.clock() + coalesce(heartbeat.lease,
-               (select q.lease_ms from pgqueue.queues q where q.name = j.queue) * interval '1 millisecond', interval '30 seconds'))
+               (select q.lease_ms from pgqueue.queues q where q.name = j.queue) * interval '1 millisecond', interval '30 seconds')),
+             ordering_key = j.ordering_key
         from locked l
        where j.ctid = l.ctid and (l.job_id, l.attempts) in (select h.job_id, h.attempt from held h)
       returning j.job_id, j.attempts, j.cancel_requested_at)

@@ -131,14 +131,15 @@ comment on function pgqueue.settle(pgqueue.jobs, text, text) is
 create function pgqueue.complete(worker_id uuid, job_ids uuid[], attempts int[], results jsonb[]) returns setof uuid
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
-  set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off
+  set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 #variable_conflict use_column
 declare
   accepted uuid[];
-  stored bigint;
   queues text[];
   keys text[];
+  to_cancel pgqueue.jobs[];
+  j pgqueue.jobs;
   watching constant boolean := exists (select from pgqueue.watchers) and pgqueue.watched();
   events jsonb[];
 begin
@@ -149,45 +150,46 @@ begin
       using errcode = 'PQ422', column = 'job_ids';
   end if;
   with given as materialized (
-    select u.job_id, u.attempt, u.result from unnest(complete.job_ids, complete.attempts, complete.results) u(job_id, attempt, result)),
+    select array_agg(s.job_id) as job_ids, array_agg(s.attempt) as attempts, array_agg(s.place) as places
+      from (select u.job_id, u.attempt, u.place::int
+              from unnest(complete.job_ids, complete.attempts) with ordinality u(job_id, attempt, place)
+             where u.job_id is not null order by u.job_id, u.attempt) s),
   done as (
+    -- The attempt of an id is looked up in sorted arrays: a join would cost twice as much, and another order of locks.
     delete from pgqueue.jobs_live j
-     where j.job_id = any (complete.job_ids) and j.worker_id = complete.worker_id
-       -- `is true` makes it a hashed lookup, so that the index keeps the order in which rows are locked.
-       and ((j.job_id, j.attempts) in (select g.job_id, g.attempt from given g)) is true
-       and (j.status = 'processing') is true
-    returning j.*),
+     where j.job_id = any (complete.job_ids) and j.worker_id = complete.worker_id and (j.status = 'processing') is true
+       and j.attempts = (select g.attempts from given g)[width_bucket(j.job_id, (select g.job_ids from given g))]
+    returning j.job_id, j.seq, j.queue, j.job_type, j.payload, j.priority, j.attempts, j.max_retries, j.lost, j.uncharged,
+      j.retry_policy, j.timeout_ms, j.scheduled_at, j.expires_at, j.idempotency_key, j.producer_id, j.ordering_key, j.worker_id,
+      j.cancel_requested_at, j.created_at, j.started_at, j.errors, j.progress, j.trace_context,
+      case when complete.results <> '{}' then complete.results[(select g.places from given g)[width_bucket(j.job_id, (select g.job_ids from given g))]] end as result),
   completed as (
     insert into pgqueue.jobs_completed (job_id, seq, queue, job_type, payload, priority, status, attempts, max_retries, lost,
         uncharged, retry_policy, timeout_ms, scheduled_at, expires_at, idempotency_key, producer_id, ordering_key, worker_id,
         created_at, updated_at, started_at, finished_at, result, errors, progress, trace_context)
     select d.job_id, d.seq, d.queue, d.job_type, d.payload, d.priority, 'completed', d.attempts, d.max_retries, d.lost,
         d.uncharged, d.retry_policy, d.timeout_ms, d.scheduled_at, d.expires_at, d.idempotency_key, d.producer_id, d.ordering_key, d.worker_id,
-        d.created_at, pgqueue.clock(), d.started_at, pgqueue.clock(), g.result, d.errors, d.progress, d.trace_context
-      from done d join given g on g.job_id = d.job_id and g.attempt = d.attempts
-     where d.cancel_requested_at is null
-    returning 1),
-  cancelled as (
-    insert into pgqueue.jobs_cancelled (job_id, seq, queue, job_type, payload, priority, status, attempts, max_retries, lost,
-        uncharged, retry_policy, timeout_ms, scheduled_at, expires_at, idempotency_key, producer_id, ordering_key, worker_id,
-        cancel_requested_at, created_at, updated_at, started_at, finished_at, result, errors, progress, trace_context)
-    select d.job_id, d.seq, d.queue, d.job_type, d.payload, d.priority, 'cancelled', d.attempts, d.max_retries, d.lost,
-        d.uncharged, d.retry_policy, d.timeout_ms, d.scheduled_at, d.expires_at, d.idempotency_key, d.producer_id, d.ordering_key, d.worker_id,
-        d.cancel_requested_at, d.created_at, pgqueue.clock(), d.started_at, pgqueue.clock(), g.result, d.errors, d.progress, d.trace_context
-      from done d join given g on g.job_id = d.job_id and g.attempt = d.attempts
-     where d.cancel_requested_at is not null
-    returning 1)
-  select array_agg(d.job_id), (select count(*) from completed) + (select count(*) from cancelled),
-         array_agg(d.queue::text order by d.queue, d.ordering_key) filter (where d.ordering_key is not null),
-         array_agg(d.ordering_key::text order by d.queue, d.ordering_key) filter (where d.ordering_key is not null),
+        d.created_at, pgqueue.clock(), d.started_at, pgqueue.clock(), d.result, d.errors, d.progress, d.trace_context
+      from done d where d.cancel_requested_at is null)
+  select array_agg(d.job_id),
+         array_agg(d.queue::text) filter (where d.ordering_key is not null),
+         array_agg(d.ordering_key::text) filter (where d.ordering_key is not null),
+         array(select jsonb_populate_record(null::pgqueue.jobs, to_jsonb(c)) from done c where c.cancel_requested_at is not null),
          array_agg(pgqueue.event(case when d.cancel_requested_at is null then 'job.completed' else 'job.cancelled' end,
              d.job_id, d.queue, d.job_type, 'processing',
              case when d.cancel_requested_at is null then 'completed' else 'cancelled' end, d.attempts)) filter (where watching)
-    into accepted, stored, queues, keys, events from done d;
-  if stored > cardinality(accepted) then
+    into accepted, queues, keys, to_cancel, events from done d;
+  if coalesce(cardinality(accepted), 0) < cardinality(job_ids)
+     and cardinality(job_ids) > (select count(distinct u) from unnest(complete.job_ids) u) then
     raise exception 'a job stands twice in job_ids' using errcode = 'PQ422', column = 'job_ids';
   end if;
 
+  foreach j in array to_cancel loop
+    j.status := 'cancelled';
+    j.updated_at := pgqueue.clock();
+    j.finished_at := pgqueue.clock();
+    perform pgqueue.store(j);
+  end loop;
   if keys is not null then
     perform pgqueue.promote_keys(queues, keys);
   end if;
@@ -360,7 +362,7 @@ declare
   g record;
   j pgqueue.jobs;
 begin
-  -- The seq stays, so the job goes first; the update trigger lowers the claim cursor for it.
+  -- The seq stays, so the job goes first.
   for g in select distinct u.job_id, u.attempt from unnest(release.job_ids, release.attempts) u(job_id, attempt) order by u.job_id loop
     j := pgqueue.held(release.worker_id, g.job_id, g.attempt);
     continue when j.job_id is null;
@@ -374,6 +376,7 @@ begin
              uncharged = least(j.uncharged, 2147483646) + case when started then 1 else 0 end,
              started_at = case when started then j.started_at end
        where l.job_id = j.job_id;
+      perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
       perform pgqueue.ring(j.queue, 1, array[j.job_type]);
       if pgqueue.watched() then
         perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);
@@ -404,7 +407,7 @@ create function pgqueue.hold_retry(worker_id uuid, job_ids uuid[], attempts int[
 begin
   -- Only the worker that failed the attempt, and only while nobody has begun another.
   return query
-    update pgqueue.jobs_live j set due_at = pgqueue.clock() + hold_retry.delay
+    update pgqueue.jobs_live j set due_at = pgqueue.clock() + hold_retry.delay, ordering_key = j.ordering_key
       from unnest(hold_retry.job_ids, hold_retry.attempts) u(job_id, attempt)
      where j.job_id = u.job_id and j.worker_id = hold_retry.worker_id and j.attempts = u.attempt
        and (j.status = 'failed') is true

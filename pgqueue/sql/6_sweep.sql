@@ -36,7 +36,7 @@ begin
         select u.tid, u.was, nextval('pgqueue.jobs_seq') as seq from unnest(tids, statuses) u(tid, was)),
       promoted as (
         update pgqueue.jobs_live l
-           set status = 'pending', seq = n.seq, due_at = null, updated_at = pgqueue.clock()
+           set status = 'pending', seq = n.seq, due_at = null, updated_at = pgqueue.clock(), ordering_key = l.ordering_key
           from numbered n where l.ctid = n.tid
         returning l.job_id, l.queue, l.job_type, l.attempts, l.seq, n.was)
       select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,
@@ -93,11 +93,12 @@ begin
     elsif j.lost > coalesce((select q.max_lost from pgqueue.queues q where q.name = j.queue), 5) then
       perform pgqueue.settle(j, 'dead_letter', format('%s leases were lost, the last by worker %s', j.lost, r.worker));
     else
-      -- The seq stays, so the job goes first; the update trigger lowers the claim cursor for it.
+      -- The seq stays, so the job goes first.
       update pgqueue.jobs_live l
          set status = 'pending', lost = j.lost, uncharged = j.uncharged, max_retries = j.max_retries, errors = j.errors,
              error = 'the lease of worker ' || r.worker || ' ran out', lease_expires_at = null, updated_at = pgqueue.clock()
        where l.job_id = j.job_id;
+      perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
       perform pgqueue.ring(j.queue, 1, array[j.job_type]);
       if pgqueue.watched() then
         perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);

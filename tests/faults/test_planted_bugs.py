@@ -169,9 +169,8 @@ BUGS = [
         "complete takes any attempt", "result", a_zombie_completes,
         Change("complete", [
             ("j.worker_id = complete.worker_id", "true"),
-            ("((j.job_id, j.attempts) in (select g.job_id, g.attempt from given g)) is true", "true"),
-            (" and g.attempt = d.attempts\n     where d.cancel_requested_at is null",
-             " where d.cancel_requested_at is null"),
+            ("j.attempts = (select g.attempts from given g)[width_bucket(j.job_id, (select g.job_ids from given g))]",
+             "true"),
         ]),
     ),
     bug(
@@ -229,7 +228,7 @@ BUGS = [
         "a finish overwrites a cancel", "cancelled", a_cancel_of_what_runs,
         Change("complete", [
             ("where d.cancel_requested_at is null", "where true"),
-            ("where d.cancel_requested_at is not null", "where false"),
+            ("where c.cancel_requested_at is not null", "where false"),
         ]),
     ),
     bug(

@@ -56,19 +56,18 @@ def in_status(q: Verbs, status: str) -> Row:
 def test_the_matrix_of_updates(q: Verbs, subtests: pytest.Subtests) -> None:
     jobs = {status: in_status(q, status) for status in LIVE + FINAL}
     for was, became in product(LIVE + FINAL, repeat=2):
-        for table in ["jobs"] if was in FINAL else ["jobs", "jobs_live"]:
-            for whole in (True, False):
-                statement = f"update pgqueue.{table} set status = '{became}'{WHOLE[became] if whole else ''}"
-                with subtests.test(was=was, became=became, table=table, whole=whole):
-                    before = q.snapshot()
-                    with q.session.transaction(force_rollback=True):
-                        if (was, became) in LAWFUL and (whole or was == became or became == "pending"):
+        for whole in (True, False):
+            statement = f"update pgqueue.jobs set status = '{became}'{WHOLE[became] if whole else ''}"
+            with subtests.test(was=was, became=became, whole=whole):
+                before = q.snapshot()
+                with q.session.transaction(force_rollback=True):
+                    if (was, became) in LAWFUL and (whole or was == became or became == "pending"):
+                        q.session.execute(f"{statement} where job_id = %s", [jobs[was].job_id])
+                        assert q.job(jobs[was].job_id).status == became
+                    else:
+                        with refused("PQ409"):
                             q.session.execute(f"{statement} where job_id = %s", [jobs[was].job_id])
-                            assert q.job(jobs[was].job_id).status == became
-                        else:
-                            with refused("PQ409"):
-                                q.session.execute(f"{statement} where job_id = %s", [jobs[was].job_id])
-                    assert q.snapshot() == before
+                assert q.snapshot() == before
 
 
 @pytest.mark.parametrize("status", FINAL)
@@ -139,11 +138,10 @@ FORGED = [
 def test_what_the_queue_counts_cannot_be_forged(q: Verbs, sqlstate: str, column: str, value: str) -> None:
     for status in LIVE:
         job = in_status(q, status)
-        for table in ("jobs", "jobs_live"):
-            with refused(sqlstate, column, column=column):
-                q.session.execute(
-                    f"update pgqueue.{table} set {column} = {value}, updated_at = now() where job_id = %s", [job.job_id]
-                )
+        with refused(sqlstate, column, column=column):
+            q.session.execute(
+                f"update pgqueue.jobs set {column} = {value}, updated_at = now() where job_id = %s", [job.job_id]
+            )
         assert q.job(job.job_id) == job
 
 
@@ -243,6 +241,36 @@ def test_a_change_of_priority_by_hand_is_seen_by_claims(q: Verbs) -> None:
     q.session.execute("update pgqueue.jobs set priority = 0 where job_id = %s", [first])
     later = q.insert(priority=0)
     assert [job.job_id for job in q.claim(2)] == [first, later]
+
+
+@pytest.mark.parametrize("back", ["'-infinity'", "pgqueue.clock() - interval '1 day'"])
+def test_a_time_that_is_put_back_means_now(q: Verbs, back: str) -> None:
+    q.freeze()
+    failed, submitted, running = (in_status(q, status) for status in ("failed", "submitted", "processing"))
+    for _ in range(3):
+        q.advance(minutes=2)
+        q.fill(1, queue="elsewhere")
+        q.call("heartbeat", WORKER, [running.job_id], [running.attempts], timedelta(hours=1))
+        q.sweep()
+    q.session.execute(
+        f"update pgqueue.jobs set due_at = {back} where status in ('failed', 'submitted');"
+        f"update pgqueue.jobs set lease_expires_at = {back} where status = 'processing'"
+    )
+    q.sweep()
+    assert {q.job(job.job_id).status for job in (failed, submitted, running)} == {"pending"}
+
+
+def test_many_jobs_are_edited_as_one_is(q: Verbs) -> None:
+    jobs = [in_status(q, "pending") for _ in range(3)]
+    pass_cursors(q, *(job.queue for job in jobs))
+    q.session.execute("update pgqueue.jobs set priority = 0, payload = '{\"edited\": true}' where status = 'pending'")
+    for job in jobs:
+        assert [(j.job_id, j.payload) for j in q.claim(1, queues=[job.queue])] == [(job.job_id, {"edited": True})]
+    with refused("PQ409", "from processing to completed"):
+        q.session.execute(
+            "update pgqueue.jobs set status = 'completed', lease_expires_at = null where job_id = %s", [jobs[2].job_id]
+        )
+    assert {q.job(job.job_id).status for job in jobs} == {"processing"}
 
 
 def test_a_change_of_queue_by_hand_is_seen_by_claims(q: Verbs) -> None:

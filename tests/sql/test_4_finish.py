@@ -1,5 +1,6 @@
 """How attempts end: complete, fail, snooze, release, cancel_attempt, rate_limit; fences and error records."""
 
+import random
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -82,8 +83,28 @@ def test_a_job_given_twice_is_refused_whole_and_never_stored_twice(q: Verbs) -> 
     q.cancel(two.job_id)
     with refused("PQ422", "twice", column="job_ids"):
         q.complete([two, two])
+    with refused("PQ422", "twice", column="job_ids"):
+        q.call("complete", WORKER, [one.job_id, one.job_id], [one.attempts, one.attempts + 1], None)
     assert [q.job(job.job_id).status for job in (one, two)] == ["processing", "processing"]
     assert q.complete([one, two]) == {one.job_id, two.job_id}
+
+
+def test_each_job_gets_its_own_result_in_whatever_order_they_come(q: Verbs) -> None:
+    q.fill(40)
+    jobs = q.claim(40)
+    random.Random(3).shuffle(jobs)
+    q.cancel(jobs[7].job_id)
+    stale = [*jobs[:5], *jobs[6:]]
+    assert q.fail(jobs[5], retry_in=timedelta(0)) == "failed"
+    given = [(job.job_id, job.attempts + (job is jobs[9]), Jsonb({"seq": job.seq})) for job in jobs]
+    accepted = q.call("complete", WORKER, *(list(column) for column in zip(*given, strict=True)))
+    assert {row for (row,) in accepted} == {job.job_id for job in stale if job is not jobs[9]}
+    for job in stale:
+        row = q.job(job.job_id)
+        if job is jobs[9]:
+            assert (row.status, row.result) == ("processing", None)
+        else:
+            assert (row.status, row.result) == ("cancelled" if job is jobs[7] else "completed", {"seq": job.seq})
 
 
 def test_completing_again_changes_nothing(q: Verbs) -> None:

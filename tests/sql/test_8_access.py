@@ -36,8 +36,8 @@ MAY = {
 INTERNAL = {
     "settle", "store", "revive", "held", "take_keys", "take_row_keys", "jobs_take_keys", "promote_keys",
     "lock_key", "note", "publish", "ring", "lower_cursor", "check_depth", "find_job", "finished_job", "known_job",
-    "cancel_one", "job_arrives", "jobs_arrived", "job_is_edited", "sweep_due", "sweep_leases", "sweep_expired",
-    "sweep_cursors", "sweep_prune", "add_error", "error_record",
+    "cancel_one", "job_arrives", "jobs_arrived", "jobs_edited", "check_edit", "take", "sweep_due", "sweep_leases",
+    "sweep_expired", "sweep_cursors", "sweep_prune", "add_error", "error_record",
 }  # fmt: skip
 
 
