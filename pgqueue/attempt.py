@@ -7,7 +7,9 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
 
 from pgqueue import middleware
 from pgqueue.classification import is_retryable, retry_after
@@ -20,7 +22,7 @@ from pgqueue.errors import (
     Snooze,
     TaskSignal,
 )
-from pgqueue.job import Job, NotJson, encode_json
+from pgqueue.job import ClaimedJob, Job, NotJson, Services, encode_json
 from pgqueue.middleware import around, around_sync
 from pgqueue.tasks import Task
 from pgqueue.tracing import running, traced
@@ -100,23 +102,46 @@ NOTHING: Final = Completed()
 SETTLED: Final = Settled()
 
 
-class Attempt:
+class Concluding(Protocol):
+    """The transaction of an attempt, which ends with it."""
+
+    async def conclude_async(self, outcome: Outcome) -> Outcome:
+        """Commit or undo what the task wrote, and return what is left to write."""
+
+    def conclude(self, outcome: Outcome) -> Outcome:
+        """Do so in the thread of a sync task."""
+
+
+class _Course(msgspec.Struct, eq=False, kw_only=True):
+    """What becomes of an attempt."""
+
+    made: Job | None = None
+    stop: Stop | None = None
+    began: float = 0.0
+    outcome: Outcome | None = None
+    tx: Concluding | None = None
+
+
+class Attempt(_Course, eq=False):
     """One run of a task for a job. `run` in a thread or process, `run_async` in an event loop; neither ever raises."""
 
-    __slots__ = ("began", "job", "stop", "task")
+    claimed: ClaimedJob
+    task: Task[Any, Any]
+    services: Services | None = None
 
-    def __init__(self, job: Job, task: Task[Any, Any]) -> None:
-        """Not begun yet."""
-        self.job = job
-        self.task = task
-        self.stop: Stop | None = None
-        self.began = 0.0
+    @property
+    def job(self) -> Job:
+        """The job as the task sees it, made for the first who asks."""
+        job = self.made
+        if job is None:
+            job = self.made = Job(self.claimed, self.services)
+        return job
 
     def run(self, loop: asyncio.AbstractEventLoop | None = None) -> Outcome:
         """Run a sync task here and now; its async middlewares run in `loop`, which another thread has."""
         self.began = time.perf_counter()
         try:
-            if self._alone:
+            if self._alone():
                 return self._returned(self._call())
             with self._traced():
                 return self._returned(around_sync(self.task.middlewares, self.job, self._call, loop))
@@ -126,29 +151,44 @@ class Attempt:
     async def run_async(self) -> Outcome:
         """Run an async task within the present asyncio task."""
         self.began = time.perf_counter()
+        outcome: Outcome
         try:
-            if self._alone:
-                return self._returned(await self._call())
-            with self._traced():
-                return self._returned(await around(self.task.middlewares, self.job, self._call_async))
+            if self._alone():
+                value = await self._call()
+                # As most end; the rest is looked at more closely.
+                outcome = NOTHING if value is None and self.stop is None else self._returned(value)
+            else:
+                with self._traced():
+                    outcome = self._returned(await around(self.task.middlewares, self.job, self._call_async))
+        except BaseException as exc:
+            outcome = self.raised(exc)
+        if self.tx is not None:
+            outcome = await self._concluded(self.tx, outcome)
+        self.outcome = outcome
+        return outcome
+
+    async def _concluded(self, tx: Concluding, outcome: Outcome) -> Outcome:
+        # It has ended: from now on nobody stops it.
+        self.outcome = outcome
+        try:
+            return await tx.conclude_async(outcome)
         except BaseException as exc:
             return self.raised(exc)
 
     def elapsed(self) -> float:
-        """Return the seconds since it began."""
-        return time.perf_counter() - self.began
+        """Return the seconds since it began; 0 before."""
+        return time.perf_counter() - self.began if self.began else 0.0
 
     def timed_out(self) -> Failed:
         """Return the outcome of a run that took too long, for those that do not end when told to."""
         return self._failed(TimeoutError(f"the attempt ran longer than its timeout ({self.elapsed():.1f} s)"))
 
-    @property
     def _alone(self) -> bool:
-        """Whether nothing is to be done around the call of the function."""
-        return not self.task.middlewares and self.job.claimed.trace_context is None and not traced()
+        """Say whether nothing is to be done around the call of the function."""
+        return not self.task.middlewares and self.claimed.trace_context is None and not traced()
 
     def _traced(self) -> AbstractContextManager[None]:
-        job = self.job.claimed
+        job = self.claimed
         return running(job.trace_context, job.job_id, job.job_type, job.queue, job.attempts)
 
     async def _call_async(self) -> Any:
@@ -158,8 +198,10 @@ class Attempt:
         task = self.task
         if task.takes_job_alone:
             return task.function(self.job)
-        arguments = task.bind(self.job.payload)
-        return task.function(self.job, **arguments) if task.takes_job else task.function(**arguments)
+        if task.takes_job or self.made is not None:
+            arguments = task.bind(self.job.payload)
+            return task.function(self.job, **arguments) if task.takes_job else task.function(**arguments)
+        return task.function(**task.bind(self.claimed.read_payload()))
 
     def _returned(self, value: Any) -> Outcome:
         if self.stop is Stop.TIMEOUT:

@@ -39,8 +39,8 @@ _SLOWEST_RETRY: Final = 1.0
 class Claimer:
     """Claims for an executor until told to stop.
 
-    `parameters` are those of calls.CLAIM but max_jobs, read anew at each claim; `admit(row, claimed_at)` makes a held
-    job of a claimed row; `dropped(held)` is told of held jobs whose attempt is to stop before it began; `empty()`,
+    `parameters` are those of calls.CLAIM but max_jobs, read anew at each claim; `admit(rows, claimed_at)` makes held
+    jobs of claimed rows; `dropped(held)` is told of held jobs whose attempt is to stop before it began; `empty()`,
     where given, of each claim that came back empty.
     """
 
@@ -53,7 +53,7 @@ class Claimer:
         *,
         concurrency: int,
         parameters: Mapping[str, Any],
-        admit: Callable[[ClaimedJob, float], Held],
+        admit: Callable[[Sequence[ClaimedJob], float], Sequence[Held]],
         dropped: Callable[[Held], None],
         empty: Callable[[], None] | None = None,
     ) -> None:
@@ -102,16 +102,13 @@ class Claimer:
         self._room.set()
         self._give_back(lambda held: True)
 
-    def took(self, duration: float) -> None:
-        """Note how long an attempt took, in seconds."""
-        before = self._duration
-        self._duration = duration if before is None else before + (duration - before) * 0.05
-
-    def refill(self) -> None:
-        """Use a slot that came free."""
-        self._fill()
-        if self._hungry and self._wanted() > 0:
-            self._room.set()
+    def ended(self, duration: float | None) -> None:
+        """Note how long an attempt took, in seconds, None for one that never began, and use the slot that came free."""
+        if duration is not None:
+            before = self._duration
+            self._duration = duration if before is None else before + (duration - before) * 0.05
+        if not self._filling:
+            self._fill()
 
     def offer(self, freed: int) -> dict[str, Any] | None:
         """Return the parameters of a claim that another makes for this one, None without room; `taken` must follow.
@@ -192,8 +189,7 @@ class Claimer:
             self._hungry = False
 
     def _take(self, rows: Sequence[ClaimedJob], claimed_at: float) -> None:
-        admit = self._admit
-        self._buffer.extend([admit(row, claimed_at) for row in rows])
+        self._buffer.extend(self._admit(rows, claimed_at))
         if self._stopped:
             self._give_back(lambda held: True)
         # Once the next claim is on its way, so that the database works while attempts run here.
@@ -204,25 +200,29 @@ class Claimer:
         if self._filling:
             return
         self._filling = True
+        buffer, executor = self._buffer, self._executor
+        running, concurrency = executor.running, self._concurrency
         try:
             for _ in range(MOST_PER_CLAIM):
-                if not self._buffer or self._executor.free < 1:
-                    return
-                held = self._buffer.popleft()
+                if not buffer or len(running) >= concurrency:
+                    break
+                held = buffer.popleft()
                 if held.stop is None:
-                    self._executor.start(held)
+                    executor.start(held)
                 else:
                     self._dropped(held)
-            self._loop.call_soon(self._fill)
+            else:
+                self._loop.call_soon(self._fill)
         finally:
             self._filling = False
+        if self._hungry and self._wanted() > 0:
+            self._room.set()
 
     def _give_back(self, chosen: Callable[[Held], bool]) -> None:
-        kept: deque[Held] = deque()
-        for held in self._buffer:
+        for _ in range(len(self._buffer)):
+            held = self._buffer.popleft()
             if chosen(held):
                 held.outcome = Released(started=False)
                 self._finisher.add(held, held.outcome)
             else:
-                kept.append(held)
-        self._buffer = kept
+                self._buffer.append(held)

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 from uuid import UUID
@@ -41,6 +41,16 @@ class Count:
     wait_seconds: float = 0.0
     durations: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
     waits: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+
+    def add(self, outcome: str, seconds: float, wait: float | None) -> None:
+        """Count an attempt that ended after `seconds` of work; `wait` is None for all but the first of a job."""
+        self.outcomes[outcome] += 1
+        self.duration_seconds += seconds
+        # Most attempts are quick, and the first bucket needs no search.
+        self.durations[bisect_left(LIMITS, seconds) if seconds > _FIRST else 0] += 1
+        if wait is not None:
+            self.wait_seconds += wait
+            self.waits[bisect_left(LIMITS, wait) if wait > _FIRST else 0] += 1
 
     def copy(self) -> "Count":
         """Return a copy that shares nothing."""
@@ -78,36 +88,37 @@ class Counts:
 
     def ended(self, key: Key, outcome: str, seconds: float, wait: float | None) -> None:
         """Count an attempt that ended after `seconds` of work; `wait` is None for all but the first of a job."""
-        count = self._counts.get(key)
-        if count is None:
-            count = self._add(key)
-        count.outcomes[outcome] += 1
-        count.duration_seconds += seconds
-        # Most attempts are quick, and the first bucket needs no search.
-        count.durations[bisect_left(LIMITS, seconds) if seconds > _FIRST else 0] += 1
-        if wait is not None:
-            count.wait_seconds += wait
-            count.waits[bisect_left(LIMITS, wait) if wait > _FIRST else 0] += 1
+        self._of(key).add(outcome, seconds, wait)
 
-    def settled(self, job: ClaimedJob, status: str | None, seconds: float) -> None:
-        """Count an attempt by the status that its job has after it; None: it was not accepted."""
-        if status in _OUTCOMES:
-            status = _OUTCOMES[status]
-            if status is None:
-                return
-        wait = None
-        if job.attempts == 1:
-            # A job that was to start later could not start before.
-            could = job.created_at if job.scheduled_at is None else max(job.created_at, job.scheduled_at)
-            wait = (job.updated_at - could) * 1e-6
-        self.ended((job.queue, job.job_type, job.priority), status or "lost", seconds, wait)
-        self._meters.attempt(job.queue, job.job_type, status or "lost", seconds, wait)
+    def settled(self, jobs: Sequence[ClaimedJob], status: str | None, seconds: Sequence[float]) -> None:
+        """Count attempts, and how long each worked, by the status that their jobs have now; None: not accepted."""
+        outcome = _OUTCOMES.get(status, status)
+        if outcome is None:
+            return
+        metered = self._meters.wanted
+        # Of many that end together most are alike.
+        key, count = None, Count()
+        for job, worked in zip(jobs, seconds, strict=True):
+            if key is None or job.job_type != key[1] or job.queue != key[0] or job.priority != key[2]:
+                key = (job.queue, job.job_type, job.priority)
+                count = self._of(key)
+            wait = None
+            if job.attempts == 1:
+                # A job that was to start later could not start before.
+                could = job.created_at if job.scheduled_at is None else max(job.created_at, job.scheduled_at)
+                wait = (job.updated_at - could) * 1e-6
+            count.add(outcome, worked, wait)
+            if metered:
+                self._meters.attempt(job.queue, job.job_type, outcome, worked, wait)
 
     def copy(self) -> dict[Key, Count]:
         """Return the counts at this moment."""
         return {key: count.copy() for key, count in list(self._counts.items())}
 
-    def _add(self, key: Key) -> Count:
+    def _of(self, key: Key) -> Count:
+        count = self._counts.get(key)
+        if count is not None:
+            return count
         if len(self._counts) >= _MOST_KEYS:
             key = (OTHER, OTHER, key[2])
         return self._counts.setdefault(key, Count())

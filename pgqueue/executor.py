@@ -5,10 +5,12 @@ import contextvars
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 from pgqueue.attempt import SETTLED, Outcome, Released, Stop
 from pgqueue.held import Held
+from pgqueue.job import Job
 from pgqueue.log import logger
 from pgqueue.processes import Processes
 from pgqueue.threads import Threads
@@ -24,16 +26,16 @@ _CANCEL_AGAIN: Final = 1.0
 if sys.version_info >= (3, 12):
 
     def _begun(
-        attempt: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: contextvars.Context
-    ) -> "asyncio.Task[None]":
+        attempt: Coroutine[Any, Any, Outcome], loop: asyncio.AbstractEventLoop, context: contextvars.Context
+    ) -> "asyncio.Task[Outcome]":
         # It runs at once up to its first wait: what never waits need not pass through the loop.
         return asyncio.Task(attempt, loop=loop, context=context, eager_start=True)
 
 else:
 
     def _begun(
-        attempt: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: contextvars.Context
-    ) -> "asyncio.Task[None]":
+        attempt: Coroutine[Any, Any, Outcome], loop: asyncio.AbstractEventLoop, context: contextvars.Context
+    ) -> "asyncio.Task[Outcome]":
         return loop.create_task(attempt, context=context)
 
 
@@ -75,13 +77,20 @@ class Executor:
     def start(self, held: Held) -> None:
         """Begin an attempt."""
         self.running.add(held)
-        timeout_ms = held.job.claimed.timeout_ms
-        held.begin(self._timeout_of(held.job.claimed.queue) if timeout_ms is None else timeout_ms / 1000)
-        task = held.task
-        if task.is_async and not task.options.process:
-            held.asyncio_task = _begun(self._run(held), self._loop, self._context.copy())
+        if held.task.in_loop:
+            task = _begun(held.run_async(), self._loop, self._context.copy())
+            if task.done():
+                self._ended_in_loop(held, task)
+                return
+            held.asyncio_task = task
+            task.add_done_callback(partial(self._ended_in_loop, held))
         else:
+            # Made here, since both its thread and this one ask for it.
+            held.made = Job(held.claimed, held.services)
             self._threads.start(held)
+        timeout_ms = held.claimed.timeout_ms
+        seconds = self._timeout_of(held.claimed.queue) if timeout_ms is None else timeout_ms / 1000
+        held.deadline = time.monotonic() + seconds - held.elapsed()
         if self._watcher is None:
             self._watcher = self._loop.call_later(_WATCH, self._watch)
 
@@ -109,12 +118,9 @@ class Executor:
         self._threads.close()
         self._processes.close()
 
-    async def _run(self, held: Held) -> None:
-        outcome = await held.run_async()
-        held.outcome = outcome
-        if held.tx is not None:
-            outcome = await held.tx.conclude_async(outcome)
-        self._ended(held, outcome)
+    def _ended_in_loop(self, held: Held, task: "asyncio.Task[Outcome]") -> None:
+        # One that was cancelled before it began has no outcome.
+        self._ended(held, held.outcome or held.raised(asyncio.CancelledError()))
 
     def _run_blocking(self, held: Held) -> Outcome:
         outcome = self._processes.run(held) if held.task.options.process else held.run(self._loop)
@@ -123,16 +129,18 @@ class Executor:
         return outcome
 
     def _ended(self, held: Held, outcome: Outcome) -> None:
-        if held in self.running:
-            self.running.discard(held)
-            self._tell(held, outcome)
-        elif held in self.abandoned:
-            self.abandoned.discard(held)
-            self._gone(held)
+        try:
+            self.running.remove(held)
+        except KeyError:
+            if held in self.abandoned:
+                self.abandoned.discard(held)
+                self._gone(held)
+            return
+        self._tell(held, outcome)
 
     def _halt(self, held: Held) -> None:
         if held.asyncio_task is not None:
-            # One that is cancelled before it has begun would end without a word.
+            # Once it has begun, so that the task is told.
             self._loop.call_soon(held.asyncio_task.cancel)
         elif held.task.options.process:
             self._processes.interrupt(held)

@@ -42,16 +42,17 @@ class Along(Protocol):
 class Finisher:
     """Gathers outcomes and progress, and writes them over a link of its own until the database has taken them.
 
-    `settled(held, status)` is told for each attempt that is done with. The status is the job's new one, None when the
-    attempt was not accepted: another owner has the job.
+    `settled(some, status)` is told of attempts that are done with. The status is the jobs' new one, None when the
+    attempts were not accepted: another owner has the job.
     """
 
-    def __init__(self, link: Link, worker_id: UUID, settled: Callable[[Held, str | None], None]) -> None:
+    def __init__(self, link: Link, worker_id: UUID, settled: Callable[[Sequence[Held], str | None], None]) -> None:
         """Nothing to write yet."""
         self._link = link
         self._worker_id = worker_id
         self._settled = settled
-        self._completed: list[tuple[Held, bytes | None]] = []
+        #: Their outcomes are completions.
+        self._completed: list[Held] = []
         self._others: list[Ended] = []
         self._progress: dict[bytes, tuple[Held, bytes, list[asyncio.Future[None]]]] = {}
         self._progress_at = 0.0
@@ -64,10 +65,13 @@ class Finisher:
     def add(self, held: Held, outcome: Outcome) -> None:
         """Take an outcome to write."""
         if type(outcome) is Completed:
-            self._completed.append((held, outcome.result))
+            # While some wait to be written, nobody need be told of more.
+            if not self._completed:
+                self._work.set()
+            self._completed.append(held)
         else:
             self._others.append((held, outcome))
-        self._work.set()
+            self._work.set()
 
     def report(self, held: Held, progress: bytes, told: asyncio.Future[None] | None = None) -> None:
         """Take a progress report, which replaces one of the same job that is not written yet."""
@@ -119,9 +123,14 @@ class Finisher:
         self._work.clear()
         self._empty.clear()
         while self._completed:
-            batch = self._next_batch()
-            await self._write_progress(held.key for held, _ in batch)
-            await self._complete(batch)
+            batch = self._completed[:_MOST_JOBS]
+            results = _results(batch)
+            # Whatever the size of the first one.
+            while len(batch) > 1 and sum(map(len, filter(None, results))) > _MOST_BYTES:
+                batch = batch[: len(batch) // 2]
+                results = results[: len(batch)]
+            await self._write_progress(held.key for held in batch)
+            await self._complete(batch, results)
             del self._completed[: len(batch)]
         while self._others:
             await self._write_others(self._others[:_MOST_JOBS])
@@ -134,50 +143,39 @@ class Finisher:
         if not self.waiting:
             self._empty.set()
 
-    def _next_batch(self) -> list[tuple[Held, bytes | None]]:
-        batch = self._completed[:_MOST_JOBS]
-        size = 0
-        for index, (_, result) in enumerate(batch):
-            size += len(result) if result is not None else 0
-            if size > _MOST_BYTES and index:
-                return batch[:index]
-        return batch
-
-    async def _complete(self, batch: Sequence[tuple[Held, bytes | None]]) -> None:
-        results = JsonArray([result for _, result in batch])
+    async def _complete(self, batch: Sequence[Held], results: Sequence[bytes | None]) -> None:
+        claimed = [held.claimed for held in batch]
         completion = {
             "worker_id": self._worker_id,
-            "job_ids": UuidArray([held.key for held, _ in batch]),
-            "attempts": IntArray([held.number for held, _ in batch]),
-            "results": results if any(results) else JsonArray(),
+            "job_ids": UuidArray([job.job_id for job in claimed]),
+            "attempts": IntArray([job.attempts for job in claimed]),
+            "results": JsonArray(results if any(results) else ()),
         }
+        # Their keys come free.
+        freed = len(claimed) - [job.ordering_key for job in claimed].count(None)
         try:
-            accepted = await self._completed_of(completion, batch)
+            accepted = await self._completed_of(completion, freed)
         except PgqueueError as exc:
             if not _is_about_a_job(exc):
                 raise
             if len(batch) == 1:
-                self._refused(batch[0][0], exc)
+                self._refused(batch[0], exc)
                 return
             middle = len(batch) // 2
-            await self._complete(batch[:middle])
-            await self._complete(batch[middle:])
+            await self._complete(batch[:middle], results[:middle])
+            await self._complete(batch[middle:], results[middle:])
             return
         self.counts["completed"] += len(accepted)
         if len(accepted) == len(batch):
-            for held, _ in batch:
-                self._settled(held, "completed")
+            self._settled(batch, "completed")
         else:
             ours = set(accepted)
-            for held, _ in batch:
-                self._settled(held, "completed" if held.key in ours else None)
+            self._settled([held for held in batch if held.key in ours], "completed")
+            self._settled([held for held in batch if held.key not in ours], None)
 
-    async def _completed_of(
-        self, completion: dict[str, Any], batch: Sequence[tuple[Held, bytes | None]]
-    ) -> list[bytes]:
+    async def _completed_of(self, completion: dict[str, Any], freed: int) -> list[bytes]:
         accepted: list[bytes]
-        keys = sum(held.job.claimed.ordering_key is not None for held, _ in batch)
-        claim = self.along.offer(keys) if keys and self.along is not None else None
+        claim = self.along.offer(freed) if freed and self.along is not None else None
         if self.along is None or claim is None:
             accepted = await self._link.call(calls.COMPLETE, **completion)
             return accepted
@@ -215,7 +213,7 @@ class Finisher:
             self._others = [ended for ended in self._others if id(ended[0]) not in written]
             self.counts[kind.__name__.lower()] += len(some)
             for held, _ in some:
-                self._settled(held, statuses.get(held.key))
+                self._settled([held], statuses.get(held.key))
 
     async def _write_kind(self, kind: type[Any], some: Sequence[Ended]) -> dict[bytes, str | None]:
         """Write outcomes of one kind; return the new status of each job that was still ours."""
@@ -261,6 +259,11 @@ class Finisher:
                 for told in waiting:
                     if not told.done():
                         told.set_result(None)
+
+
+def _results(batch: Sequence[Held]) -> list[bytes | None]:
+    outcomes: list[Any] = [held.outcome for held in batch]
+    return [outcome.result for outcome in outcomes]
 
 
 def _columns(kind: type[Any], some: Sequence[Ended]) -> tuple[Call[Any], dict[str, object]]:

@@ -97,7 +97,7 @@ class Heartbeat(Service):
         return False
 
     async def _renew(self, held: list[Held], now: float) -> None:
-        due = [one for one in held if one.lease_until - now < one.lease * _RENEW_AT]
+        due = [one for one in held if one.lease_left(now) < one.lease * _RENEW_AT]
         if not due:
             return
         asked_at = time.monotonic()
@@ -109,7 +109,7 @@ class Heartbeat(Service):
             lease=self._lease,
         )
         for one in due:
-            one.lease_until = asked_at + one.lease
+            one.renewed_at = asked_at
         for beat in beats:
             self._told(beat.job_id, beat.attempt, beat.reason)
 

@@ -148,7 +148,7 @@ def _request(held: Held) -> tuple[dict[str, Any] | None, str, str, ClaimedJob, i
     function = held.task.function
     # What is defined in the program itself is found by running its file, as multiprocessing does.
     main = spawn.get_preparation_data("pgqueue") if function.__module__ == "__main__" else None
-    return main, function.__module__, function.__qualname__, held.job.claimed, held.task.options.memory_limit
+    return main, function.__module__, function.__qualname__, held.claimed, held.task.options.memory_limit
 
 
 # In the child ---------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _run(
         return "fault", f"{module}.{name} cannot be imported in the task's process: {type(exc).__name__}: {exc}"
     if not isinstance(task, Task):
         return "fault", f"{module}.{name} is not the task: a process task must be found by its name in its module"
-    attempt = Attempt(Job(claimed, _ChildServices(pipe)), task)
+    attempt = Attempt(claimed, task, _ChildServices(pipe))
     with _limited(memory_limit):
         return "outcome", asyncio.run(attempt.run_async()) if task.is_async else attempt.run()
 

@@ -1,7 +1,7 @@
 """Tasks: the Python functions of job types, and the registry an app keeps of them."""
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
@@ -14,6 +14,7 @@ from pgqueue.typed import arguments_of
 P = ParamSpec("P")
 R = TypeVar("R")
 ExceptionTypes = tuple[type[BaseException], ...]
+_ABSENT: Final = object()
 
 
 class EnqueueOptions(TypedDict, total=False):
@@ -111,6 +112,8 @@ class Task(Generic[P, R]):
         self.options = options
         self.middlewares = middlewares
         self.is_async = inspect.iscoroutinefunction(function)
+        #: Whether it runs in the worker's event loop, rather than in a thread or a process.
+        self.in_loop = self.is_async and not options.process
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
         self.__qualname__ = getattr(function, "__qualname__", name)
@@ -135,6 +138,7 @@ class Task(Generic[P, R]):
         self._known: Final = frozenset(parameter.name for parameter in named)
         self._required: Final = frozenset(parameter.name for parameter in named if parameter.default is parameter.empty)
         self._typed: Final = arguments_of(function, named)
+        self._loaded: Final = [(argument.name, argument.exact, argument) for argument in self._typed]
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         """Run the function here and now."""
@@ -174,9 +178,21 @@ class Task(Generic[P, R]):
         """
         if not isinstance(payload, dict):
             raise InvalidPayload(f"the payload of {self.name!r} is {type(payload).__name__}, not a JSON object")
-        keys = payload.keys()
-        if keys == self._known:
-            return self._load(payload)
+        if payload.keys() != self._known:
+            self._check(payload.keys())
+        arguments = payload
+        for name, exact, argument in self._loaded:
+            value = payload.get(name, _ABSENT)
+            if type(value) is exact or value is _ABSENT:
+                continue
+            # The payload itself stays as it was stored.
+            if arguments is payload:
+                arguments = payload.copy()
+            arguments[name] = argument.loaded(self.name, value)
+        return arguments
+
+    def _check(self, keys: Set[str]) -> None:
+        """Raise InvalidPayload unless the function can be called with these names."""
         if not self._required <= keys:
             missing = ", ".join(sorted(self._required - keys))
             raise InvalidPayload(f"the payload of {self.name!r} lacks {missing}")
@@ -184,19 +200,6 @@ class Task(Generic[P, R]):
             unknown = ", ".join(sorted(keys - self._known))
             expected = ", ".join(sorted(self._known)) or "none"
             raise InvalidPayload(f"the payload of {self.name!r} has unknown {unknown}; parameters are: {expected}")
-        return self._load(payload)
-
-    def _load(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments as their types have them; the payload itself stays as it was stored."""
-        arguments = payload
-        for argument in self._typed:
-            value = payload.get(argument.name)
-            if type(value) is argument.exact or argument.name not in payload:
-                continue
-            if arguments is payload:
-                arguments = payload.copy()
-            arguments[argument.name] = argument.loaded(self.name, value)
-        return arguments
 
     def __repr__(self) -> str:
         """Name the task."""

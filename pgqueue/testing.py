@@ -20,7 +20,7 @@ from pgqueue import calls
 from pgqueue.app import App
 from pgqueue.attempt import Attempt, Completed, Failed, Outcome
 from pgqueue.errors import JobFailed, as_seconds
-from pgqueue.job import ClaimedJob, EnqueuedJob, Job, JobRow, decode_json, encode_json
+from pgqueue.job import ClaimedJob, EnqueuedJob, JobRow, decode_json, encode_json
 from pgqueue.process import new_event_loop
 from pgqueue.verbs import Request
 
@@ -151,7 +151,7 @@ class _Inline:
 
     async def _run(self, job_type: str, payload: dict[str, Any]) -> EnqueuedJob:
         job_id = uuid4()
-        attempt = Attempt(Job(_claimed(job_id, job_type, payload)), self._app.tasks[job_type])
+        attempt = Attempt(_claimed(job_id, job_type, payload), self._app.tasks[job_type])
         if attempt.task.is_async:
             outcome = await attempt.run_async()
         else:

@@ -49,7 +49,7 @@ def created(job_type: str, queue: str | None = None, jobs: int = 1) -> dict[str,
 
 def traced() -> bool:
     """Say whether attempts are spans."""
-    return _tracer() is not None
+    return "opentelemetry.trace" in sys.modules and _tracer() is not None
 
 
 @contextmanager
@@ -82,10 +82,13 @@ class Meters:
         """Make the instruments, which lead nowhere until the program sets up a meter provider."""
         self._made: tuple[Any, Any] | None = None
 
+    @property
+    def wanted(self) -> bool:
+        """Whether the program has imported what could read them."""
+        return "opentelemetry.metrics" in sys.modules
+
     def attempt(self, queue: str, job_type: str, outcome: str, seconds: float, wait: float | None) -> None:
         """Record an attempt that ended after `seconds` of work; `wait` is None for all but the first of a job."""
-        if "opentelemetry.metrics" not in sys.modules:
-            return
         if self._made is None:
             from opentelemetry import metrics
 

@@ -262,10 +262,9 @@ class JobServices:
 
     def _transaction(self, job: Job) -> JobTransaction:
         held = self._of(job)
-        if held.tx is None:
+        if not isinstance(held.tx, JobTransaction):
             held.tx = JobTransaction(held, self._worker_id, self._sync_pool, self._async_pool)
-        transaction: JobTransaction = held.tx
-        return transaction
+        return held.tx
 
     def _of(self, job: Job) -> Held:
         held = self._held.get(job.claimed.job_id)

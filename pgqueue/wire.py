@@ -37,7 +37,7 @@ class _UuidArrayDumper(Dumper):
     oid = 2951
 
     def dump(self, obj: UuidArray) -> Buffer | None:
-        return _array(2950, len(obj), b"".join([b"\0\0\0\x10" + item for item in obj]))
+        return _array(2950, len(obj), b"\0\0\0\x10".join([b"", *obj]))
 
 
 class _IntArrayDumper(Dumper):
@@ -45,7 +45,8 @@ class _IntArrayDumper(Dumper):
     oid = 1007
 
     def dump(self, obj: IntArray) -> Buffer | None:
-        sized = [part for item in obj for part in (4, item)]
+        sized = [4] * (2 * len(obj))
+        sized[1::2] = obj
         return _array(23, len(obj), struct.pack(f"!{len(sized)}i", *sized))
 
 

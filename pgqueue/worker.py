@@ -292,17 +292,23 @@ class Worker:
 
     # Ends ------------------------------------------------------------------------------------------------------------
 
-    def _admit(self, row: ClaimedJob, claimed_at: float) -> Held:
-        held = Held(row, self._tasks[row.job_type], self._services, claimed_at)
-        former = self.held.get(row.job_id)
-        if former is not None:
-            self._executor.stop(former, Stop.LOST)
-        self.held[row.job_id] = held
-        if self._cancels and self._cancels.pop(row.job_id, 0.0):
-            held.stop = Stop.CANCEL
-        if held.lease < self._heartbeat.shortest_lease:
+    def _admit(self, rows: Sequence[ClaimedJob], claimed_at: float) -> list[Held]:
+        known, services, cancels = self.held, self._services, self._cancels
+        task, some = self._tasks[rows[0].job_type], []
+        for row in rows:
+            if row.job_type != task.name:
+                task = self._tasks[row.job_type]
+            held = Held(row, task, services, claimed_at)
+            key = row.job_id
+            if key in known:
+                self._executor.stop(known[key], Stop.LOST)
+            known[key] = held
+            if cancels and cancels.pop(key, 0.0):
+                held.stop = Stop.CANCEL
+            some.append(held)
+        if min([row.lease_expires_at - row.updated_at for row in rows]) * 1e-6 < self._heartbeat.shortest_lease:
             self._heartbeat.nudge()
-        return held
+        return some
 
     def _dropped(self, held: Held) -> None:
         self._ended(held, held.raised(asyncio.CancelledError()))
@@ -313,15 +319,15 @@ class Worker:
 
     def _ended(self, held: Held, outcome: Outcome) -> None:
         held.outcome = outcome
+        duration = None
         if held.began:
-            duration = held.took = held.elapsed()
+            duration = held.took = time.perf_counter() - held.began
             self._busy_seconds += duration
-            self._claimer.took(duration)
         self.counts["processed"] += 1
         if type(outcome) is not Completed:
             self._ended_otherwise(held, outcome)
         self._finisher.add(held, outcome)
-        self._claimer.refill()
+        self._claimer.ended(duration)
         if self._draining and not self._executor.running:
             self._quiet.set()
 
@@ -335,13 +341,19 @@ class Worker:
             self.recycle = True
             self._stop.set()
 
-    def _settled(self, held: Held, status: str | None) -> None:
-        if self.held.get(held.key) is held:
-            del self.held[held.key]
+    def _settled(self, some: Sequence[Held], status: str | None) -> None:
+        known = self.held
+        for held in some:
+            key = held.claimed.job_id
+            if known.get(key) is held:
+                del known[key]
+        self.tally.settled([held.claimed for held in some], status, [held.took for held in some])
+        if status != "completed":
+            for held in some:
+                self._settled_otherwise(held, status)
+
+    def _settled_otherwise(self, held: Held, status: str | None) -> None:
         outcome = held.outcome
-        self.tally.settled(held.job.claimed, status, held.took)
-        if type(outcome) is Completed and status is not None:
-            return
         if isinstance(outcome, Failed) and status is not None:
             held.job.log.warning(
                 "job failed", status=status, error=f"{outcome.error['type']}: {outcome.error['message']:.500}"

@@ -42,8 +42,8 @@ def outcomes(body: Callable[..., Any], payload: str = "{}", **options: Any) -> O
     async def async_task(job: Job, **payload: Any) -> Any:
         return body(**payload)
 
-    first = Attempt(a_job(payload), app.task("s", **options)(sync_task)).run()
-    second = asyncio.run(Attempt(a_job(payload), app.task("a", **options)(async_task)).run_async())
+    first = Attempt(a_job(payload).claimed, app.task("s", **options)(sync_task)).run()
+    second = asyncio.run(Attempt(a_job(payload).claimed, app.task("a", **options)(async_task)).run_async())
     assert type(first) is type(second)
     if isinstance(first, Failed) and isinstance(second, Failed):
         assert (first.retryable, first.retry_in) == (second.retryable, second.retry_in)
@@ -113,7 +113,7 @@ def test_any_exception_is_an_outcome(exc: BaseException) -> None:
 def test_a_payload_that_does_not_fit_fails_for_good() -> None:
     app = make_app("host=nowhere.invalid")
     task = app.task("t")(lambda job, a: a)
-    outcome = Attempt(a_job('{"b": 1}'), task).run()
+    outcome = Attempt(a_job('{"b": 1}').claimed, task).run()
     assert isinstance(outcome, Failed)
     assert (outcome.retryable, outcome.error["type"]) == (False, "InvalidPayload")
 
@@ -231,7 +231,7 @@ def stopped(reason: Stop, body: Callable[[], Any]) -> Outcome:
         attempt.stop = reason
         return body()
 
-    attempt = Attempt(a_job(), app.task("t")(task))
+    attempt = Attempt(a_job().claimed, app.task("t")(task))
     return asyncio.run(attempt.run_async())
 
 
