@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self, cast
@@ -36,7 +36,20 @@ class NotJson(ValueError):
     """A value that PostgreSQL cannot store as JSON; the message says where it sits and what is wrong."""
 
 
-_write_json: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+_encoder: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def _writer() -> Callable[[object], str]:
+    """Return what writes a value as JSON text: `encode`, which makes the same writer in C anew for each value."""
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return _encoder.encode
+    # Without markers of what it is within: a circle is refused as nested too deep.
+    written = make(None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)
+    return lambda value: "".join(written(value, 0))
+
+
+_write_json: Final = _writer()
 _nul: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 

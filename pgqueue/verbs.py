@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from pgqueue import calling, tracing
@@ -19,7 +19,7 @@ from pgqueue.connections import AsyncPool, SyncPool
 from pgqueue.errors import InvalidJob, InvalidPayload, JobCancelled, JobFailed, JobNotFound, NotFinished, as_seconds
 from pgqueue.job import EnqueuedJob, JobRow, NotJson, encode_json, priority_number
 from pgqueue.tasks import EnqueueOptions
-from pgqueue.wire import TextArray
+from pgqueue.wire import JsonTextArray, TextArray
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -197,47 +197,80 @@ def many_parameters(
 ) -> dict[str, object]:
     """Return the parameters of calls.ENQUEUE_MANY; `options_of` gives what applies to a job type.
 
-    Raises InvalidJob naming the job and what is wrong with it. An option that no job has is None rather than an array,
-    and an array ends with the last job that has the option.
+    Raises InvalidJob naming the job and what is wrong with it. An option that no job has is None rather than an array.
     """
+    wanted = list(jobs)
     job_types: list[str | None] = TextArray()
-    arrays: dict[str, list[Any]] = {}
+    payloads: list[str | None] = JsonTextArray()
+    values: list[Mapping[str, Any]] = []
     defaults: dict[str, Mapping[str, Any]] = {}
+    # What a job has that says no more than its type, by type.
+    usual: dict[str, Mapping[str, Any]] = {}
     # One span for all of them.
     context: dict[str, str] | None = None
-    wanted = list(jobs)
     for index, job in enumerate(wanted):
-        options = dict(job)
-        job_type = options.pop("job_type", None) or options.pop("type", None)
+        job_type, rest = job.get("job_type"), _TYPED
+        if not job_type:
+            job_type, rest = job.get("type"), _NAMED
         if not isinstance(job_type, str):
             raise InvalidJob(f"jobs[{index}] has no job_type", column="job_type")
-        payload = options.pop("payload", None)
-        if job_type not in defaults:
-            defaults[job_type] = options_of(job_type)
         if not index:
-            context = tracing.created(job_type, options.get("queue"), len(wanted))
-        options = {**defaults[job_type], **given(options)}
-        if context is not None:
-            options.setdefault("trace_context", context)
-        try:
-            values: dict[str, Any] = enqueue_parameters(job_type, None, options) if options else {}
-        except InvalidJob as exc:
-            raise type(exc)(f"jobs[{index}]: {exc}", column=exc.column) from None
-        values["payload"] = encoded(f"jobs[{index}]['payload']", payload, "payload")
+            context = tracing.created(job_type, job.get("queue"), len(wanted))
+        one = usual.get(job_type)
+        if one is None or not job.keys() <= rest:
+            if job_type not in defaults:
+                defaults[job_type] = options_of(job_type)
+            options = {name: value for name, value in job.items() if value is not None and name not in rest}
+            one = _said(index, job_type, {**defaults[job_type], **options}, context)
+            if not options:
+                usual[job_type] = one
+        payload = job.get("payload")
+        payloads.append(None if payload is None else _payload(index, payload))
         job_types.append(job_type)
-        for name, value in values.items():
-            if value is None or name == "job_type":
-                continue
-            array_name = _ARRAYS[name]
-            if name == "delay":
-                value = round(cast(timedelta, value).total_seconds() * 1000)
-            array = arrays.get(array_name)
-            if array is None:
-                array = arrays[array_name] = TextArray() if name in _TEXTS else []
-            if len(array) < index:
-                array.extend([None] * (index - len(array)))
-            array.append(value)
-    return {"job_types": job_types, **{name: arrays.get(name) for name in _ARRAYS.values()}}
+        values.append(one)
+    names = {name for one in {id(one): one for one in values}.values() for name in one}
+    arrays = {
+        _ARRAYS[name]: (TextArray if name in _TEXTS else list)([one.get(name) for one in values]) for name in names
+    }
+    return {
+        **dict.fromkeys(_ARRAYS.values()),
+        **arrays,
+        "job_types": job_types,
+        "payloads": payloads if any(payloads) else None,
+    }
+
+
+#: The keys of a job that are no options.
+_TYPED: Final = frozenset({"job_type", "payload"})
+_NAMED: Final = _TYPED | {"type"}
+
+
+def _payload(index: int, payload: object) -> str | None:
+    if type(payload) is dict:
+        try:
+            return encode_json(payload).decode()
+        except NotJson:
+            # Below it is named, which costs too much for each.
+            pass
+    return encoded(f"jobs[{index}]['payload']", payload, "payload")
+
+
+def _said(
+    index: int, job_type: str, options: Mapping[str, Any], context: Mapping[str, str] | None
+) -> Mapping[str, Any]:
+    """Return the parameters of calls.ENQUEUE that one of many jobs has beside its type and its payload."""
+    if context is not None and "trace_context" not in options:
+        options = {**options, "trace_context": context}
+    if not options:
+        return {}
+    try:
+        said = enqueue_parameters(job_type, None, options)
+    except InvalidJob as exc:
+        raise type(exc)(f"jobs[{index}]: {exc}", column=exc.column) from None
+    delay = said["delay"]
+    if isinstance(delay, timedelta):
+        said["delay"] = round(delay.total_seconds() * 1000)
+    return {name: value for name, value in said.items() if value is not None and name != "job_type"}
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:

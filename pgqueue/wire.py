@@ -1,7 +1,7 @@
 """What connections of ours send and read in PostgreSQL's binary format without making objects on the way."""
 
 import struct
-from typing import cast
+from typing import Final
 
 from psycopg.abc import Buffer
 from psycopg.adapt import AdaptersMap, Dumper
@@ -22,8 +22,19 @@ class TextArray(list[str | None]):
     """A text[] parameter, None for SQL null. To a connection that was not taught it is a list."""
 
 
+class JsonTextArray(list[str | None]):
+    """A jsonb[] parameter from JSON texts, None for SQL null. To a connection that was not taught it is a list."""
+
+
 class JsonArray(list[bytes | None]):
     """A jsonb[] parameter from encoded JSON, None for SQL null."""
+
+
+_NULL: Final = b"\xff\xff\xff\xff"
+
+
+def _sized(item: bytes) -> bytes:
+    return len(item).to_bytes(4, "big") + item
 
 
 def _array(oid: int, length: int, items: bytes, nulls: bool = False) -> bytes:
@@ -55,14 +66,18 @@ class _TextArrayDumper(Dumper):
     oid = 1009
 
     def dump(self, obj: TextArray) -> Buffer | None:
-        if None in obj:
-            items = [
-                b"\xff\xff\xff\xff" if item is None else len(text := item.encode()).to_bytes(4, "big") + text
-                for item in obj
-            ]
-        else:
-            items = [len(text := cast(str, item).encode()).to_bytes(4, "big") + text for item in obj]
-        return _array(25, len(obj), b"".join(items), None in obj)
+        # Types and queues of many jobs are few.
+        sized = {item: _NULL if item is None else _sized(item.encode()) for item in set(obj)}
+        return _array(25, len(obj), b"".join([sized[item] for item in obj]), None in sized)
+
+
+class _JsonTextArrayDumper(Dumper):
+    format = Format.BINARY
+    oid = 3807
+
+    def dump(self, obj: JsonTextArray) -> Buffer | None:
+        items = [_NULL if item is None else _sized(b"\x01" + item.encode()) for item in obj]
+        return _array(3802, len(obj), b"".join(items), None in obj)
 
 
 class _JsonArrayDumper(Dumper):
@@ -70,9 +85,7 @@ class _JsonArrayDumper(Dumper):
     oid = 3807
 
     def dump(self, obj: JsonArray) -> Buffer | None:
-        items = [
-            b"\xff\xff\xff\xff" if item is None else (len(item) + 1).to_bytes(4, "big") + b"\x01" + item for item in obj
-        ]
+        items = [_NULL if item is None else _sized(b"\x01" + item) for item in obj]
         return _array(3802, len(obj), b"".join(items), None in obj)
 
 
@@ -81,6 +94,7 @@ def send_arrays(adapters: AdaptersMap) -> None:
     adapters.register_dumper(UuidArray, _UuidArrayDumper)
     adapters.register_dumper(IntArray, _IntArrayDumper)
     adapters.register_dumper(TextArray, _TextArrayDumper)
+    adapters.register_dumper(JsonTextArray, _JsonTextArrayDumper)
     adapters.register_dumper(JsonArray, _JsonArrayDumper)
 
 
