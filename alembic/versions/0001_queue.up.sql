@@ -50,6 +50,20 @@ begin
 end $$;
 comment on function pgqueue.new_job_id() is 'A UUID of version 7: milliseconds since 1970, then random bits.';
 
+create function pgqueue.new_job_ids(jobs integer) returns uuid[]
+  language plpgsql volatile set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  chance constant text := gen_random_uuid()::text;
+  -- Drawn once and counted on (RFC 9562, 6.2, method 2): random bits for each id are a quarter of what a job costs.
+  head constant text := lpad(to_hex(trunc(extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0')
+                        || '7' || substr(chance, 16, 3) || substr(chance, 20, 4);
+  start constant bigint := 140737488355328 + (('x' || substr(chance, 25, 12))::bit(48)::bigint & 70368744177663);
+begin
+  return array(select (head || to_hex(start + n))::uuid from generate_series(1, jobs) n);
+end $$;
+comment on function pgqueue.new_job_ids(integer) is 'So many new ids, one after the other.';
+
 create function pgqueue.id_time(job_id uuid) returns timestamptz
   language sql immutable strict parallel safe
   as $$
@@ -197,8 +211,11 @@ alter table pgqueue.jobs_live
   add primary key (job_id) with (fillfactor = 50),
   add constraint "queue must have 1 to 63 characters" check (length(queue) <= 63),
   add constraint "job_type must have 1 to 128 characters" check (length(job_type) <= 128);
-create index jobs_live_pending on pgqueue.jobs_live (queue, priority, seq) where status = 'pending';
-create index jobs_live_pending_type on pgqueue.jobs_live (queue, job_type, priority, seq) where status = 'pending';
+-- No two entries are alike, so a full page looks for equals in vain.
+create index jobs_live_pending on pgqueue.jobs_live (queue, priority, seq)
+  with (deduplicate_items = off) where status = 'pending';
+create index jobs_live_pending_type on pgqueue.jobs_live (queue, job_type, priority, seq)
+  with (deduplicate_items = off) where status = 'pending';
 create index jobs_live_lease on pgqueue.jobs_live (lease_expires_at) where status = 'processing';
 create index jobs_live_due on pgqueue.jobs_live (due_at) where status in ('submitted', 'failed') and due_at is not null;
 create index jobs_live_expires on pgqueue.jobs_live (expires_at) where status = 'pending' and expires_at is not null;
@@ -617,8 +634,6 @@ declare
   g record;
   only_queue text;
   size int;
-  hard_limit int;
-  soft_limit int;
   silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
   slot bigint;
   -- An id made elsewhere may be of another version or of a finished job; one made by this statement cannot.
@@ -687,34 +702,15 @@ begin
       continue;
     end if;
 
-    hard_limit := coalesce((g.settings).hard_limit, 100000);
-    soft_limit := coalesce((g.settings).soft_limit, 50000);
-    if g.bound is null then
-      if not exists (select from pgqueue.queue_depths d where d.queue = g.queue) then
-        insert into pgqueue.sweep_notes (queue) values (g.queue);
-      end if;
-      -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
-      if hard_limit > 10000 then
-        select case when g.top - w.candidate_before <= least(soft_limit, hard_limit) then g.top - w.candidate_before end
-          into g.bound from pgqueue.sweep_state w;
-      end if;
+    -- Most queues are far from their limits, and the bound of their depth says so.
+    if g.bound is null or g.ready > 0 and ((g.settings).rate_per_second is not null
+         or g.bound > least(coalesce((g.settings).soft_limit, 50000), coalesce((g.settings).hard_limit, 100000) / 2)) then
+      perform pgqueue.admit(g.queue, g.ready, g.top, g.bound, g.settings,
+        (g.settings).shed_low is true
+        and exists (select from arrived a where a.queue = g.queue and a.priority = 3 and a.status = 'pending'));
     end if;
-    if g.ready > 0 then
-      -- Half of a small limit, since what others have not committed yet is not in anybody's count.
-      if coalesce(g.bound, 9223372036854775807) > (case when hard_limit > 10000 then hard_limit else hard_limit / 2 end) then
-        g.bound := pgqueue.check_depth(g.queue, hard_limit);
-      end if;
-      if g.bound > soft_limit then
-        perform pgqueue.slow_down(g.queue, soft_limit, g.ready,
-          (g.settings).shed_low is true
-          and exists (select from arrived a where a.queue = g.queue and a.priority = 3 and a.status = 'pending'));
-      end if;
-      if (g.settings).rate_per_second is not null then
-        perform pgqueue.take_rate(g.queue, (g.settings).rate_per_second, g.ready);
-      end if;
-      if g.sleepers and not silent then
-        perform pgqueue.ring(g.queue, g.ready, array_agg(distinct a.job_type)) from arrived a where a.queue = g.queue;
-      end if;
+    if g.ready > 0 and g.sleepers and not silent then
+      perform pgqueue.ring(g.queue, g.ready, array_agg(distinct a.job_type)) from arrived a where a.queue = g.queue;
     end if;
     exit when only_queue is null;
     select min(n.queue) into only_queue from arrived n where n.queue > only_queue;
@@ -1013,6 +1009,40 @@ begin
 end $$;
 -- Limits of depth and rate: what an INSERT owes to the queue that it fills.
 
+create function pgqueue.admit(queue text, ready bigint, top bigint, bound bigint, settings pgqueue.queues, low boolean) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+  as $$
+declare
+  hard_limit constant int := coalesce(settings.hard_limit, 100000);
+  soft_limit constant int := coalesce(settings.soft_limit, 50000);
+  depth bigint := bound;
+begin
+  if depth is null then
+    if not exists (select from pgqueue.queue_depths d where d.queue = admit.queue) then
+      insert into pgqueue.sweep_notes (queue) values (admit.queue);
+    end if;
+    -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
+    if hard_limit > 10000 then
+      select case when top - w.candidate_before <= least(soft_limit, hard_limit) then top - w.candidate_before end
+        into depth from pgqueue.sweep_state w;
+    end if;
+  end if;
+  if ready > 0 then
+    -- Half of a small limit, since what others have not committed yet is not in anybody's count.
+    if coalesce(depth, 9223372036854775807) > (case when hard_limit > 10000 then hard_limit else hard_limit / 2 end) then
+      depth := pgqueue.check_depth(queue, hard_limit);
+    end if;
+    if depth > soft_limit then
+      perform pgqueue.slow_down(queue, soft_limit, ready, low);
+    end if;
+    if settings.rate_per_second is not null then
+      perform pgqueue.take_rate(queue, settings.rate_per_second, ready);
+    end if;
+  end if;
+end $$;
+comment on function pgqueue.admit(text, bigint, bigint, bigint, pgqueue.queues, boolean) is
+  'Owed by an insert of `ready` pending jobs, the last with the seq `top`, into a queue: refuses them where they are too many. `bound` is that of queue_depths, null without one; `low`: some of them are shed where low ones are.';
+
 create function pgqueue.count_pending(queue text, most bigint) returns bigint
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
@@ -1151,15 +1181,18 @@ comment on function pgqueue.take_row_keys(text[], text[], text[], uuid[]) is
 create function pgqueue.enqueue_rows(
   job_types text[], payloads jsonb[], queues text[], priorities integer[], scheduled_at timestamptz[], delays_ms bigint[],
   idempotency_keys text[], max_retries integer[], retry_policies jsonb[], timeouts_ms integer[], expires_at timestamptz[],
-  producer_ids text[], ordering_keys text[], trace_contexts jsonb[], job_ids uuid[])
-  returns table (job_id uuid, status text, duplicate boolean)
+  producer_ids text[], ordering_keys text[], trace_contexts jsonb[], job_ids uuid[],
+  out ids uuid[], out statuses text[], out duplicates boolean[])
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 #variable_conflict use_column
 declare
   wrong record;
-  ids uuid[];
+  g record;
+  top bigint;
   taken boolean[];
+  silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
+  slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
 begin
   select w.n, w.what, w.at into wrong from (
     select u.n, case
@@ -1178,29 +1211,57 @@ begin
     raise exception 'jobs[%]: %', wrong.n - 1, wrong.what using errcode = 'PQ422', column = wrong.at;
   end if;
 
-  if enqueue_rows.idempotency_keys is null then
-    -- The rows of unnest come in the order of the arrays, and so are numbered.
-    return query
-    insert into pgqueue.jobs as i (job_id, queue, job_type, payload, priority, max_retries, retry_policy, timeout_ms,
-        scheduled_at, expires_at, producer_id, ordering_key, trace_context)
-    select coalesce(w.id, pgqueue.new_job_id()), coalesce(w.queue, 'default'), w.job_type, coalesce(w.payload, '{}'),
-           coalesce(w.priority, 2), coalesce(w.max_retries, 3), w.retry_policy, w.timeout_ms,
-           coalesce(w.at, pgqueue.clock() + w.delay * interval '1 millisecond'), w.expires_at, w.producer, w.ordering_key, w.trace_context
-      from unnest(enqueue_rows.job_types, enqueue_rows.payloads, enqueue_rows.queues, enqueue_rows.priorities,
-                  enqueue_rows.scheduled_at, enqueue_rows.delays_ms, enqueue_rows.max_retries, enqueue_rows.retry_policies,
-                  enqueue_rows.timeouts_ms, enqueue_rows.expires_at, enqueue_rows.producer_ids, enqueue_rows.ordering_keys,
-                  enqueue_rows.trace_contexts, enqueue_rows.job_ids)
-        w(job_type, payload, queue, priority, at, delay, max_retries, retry_policy, timeout_ms, expires_at, producer,
-          ordering_key, trace_context, id)
-    returning i.job_id, i.status::text, false;
+  -- See enqueue.
+  lock table only pgqueue.jobs in row exclusive mode;
+  ids := pgqueue.new_job_ids(cardinality(enqueue_rows.job_types));
+
+  if num_nonnulls(enqueue_rows.scheduled_at, enqueue_rows.delays_ms, enqueue_rows.idempotency_keys, enqueue_rows.ordering_keys,
+                  enqueue_rows.job_ids) = 0 then
+    -- With none of these all jobs are pending and nothing about them is to be looked up: they go where the root would send
+    -- them, past its trigger, which would look at each once more. The rows of unnest come in the order of the arrays.
+    if '' = any (enqueue_rows.job_types) or '' = any (enqueue_rows.queues) then
+      perform pgqueue.check_names(w.queue, w.job_type) from unnest(enqueue_rows.queues, enqueue_rows.job_types) w(queue, job_type);
+    end if;
+    insert into pgqueue.jobs_live (job_id, queue, job_type, payload, priority, max_retries, retry_policy, timeout_ms,
+        expires_at, producer_id, trace_context)
+    select w.id, coalesce(w.queue, 'default'), w.job_type, coalesce(w.payload, '{}'), coalesce(w.priority, 2),
+           coalesce(w.max_retries, 3), w.retry_policy, w.timeout_ms, w.expires_at, w.producer, w.trace_context
+      from unnest(ids, enqueue_rows.job_types, enqueue_rows.payloads, enqueue_rows.queues, enqueue_rows.priorities,
+                  enqueue_rows.max_retries, enqueue_rows.retry_policies, enqueue_rows.timeouts_ms, enqueue_rows.expires_at,
+                  enqueue_rows.producer_ids, enqueue_rows.trace_contexts)
+        w(id, job_type, payload, queue, priority, max_retries, retry_policy, timeout_ms, expires_at, producer, trace_context);
+    -- What the trigger does for the queues of an INSERT.
+    for g in
+      select j.queue, sum(j.jobs)::bigint as ready, bool_or(j.low) as low, (select q from pgqueue.queues q where q.name = j.queue) as settings
+        from (select coalesce(u.queue, 'default') as queue, count(*) as jobs, coalesce(bool_or(u.priority = 3), false) as low
+                from unnest(enqueue_rows.queues, enqueue_rows.priorities) u(queue, priority) group by 1
+              union all
+              select 'default', cardinality(enqueue_rows.job_types)
+                  - coalesce(greatest(cardinality(enqueue_rows.queues), cardinality(enqueue_rows.priorities)), 0), false) j
+       where j.jobs > 0 group by j.queue order by j.queue
+    loop
+      top := currval('pgqueue.jobs_seq');
+      perform pgqueue.admit(g.queue, g.ready, top,
+        (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = g.queue and d.counted_at_seq >= 0),
+        g.settings, g.low and (g.settings).shed_low is true);
+      if not silent and exists (select from pgqueue.waiting) then
+        perform pgqueue.ring(g.queue, g.ready, array(
+          select distinct w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)
+           where coalesce(w.queue, 'default') = g.queue));
+      end if;
+    end loop;
+    if not silent and pgqueue.watched() and slot > (select s.last_value from pgqueue.notice_slot s) then
+      perform setval('pgqueue.notice_slot', slot);
+      perform pgqueue.publish(array_agg(pgqueue.event('job.queued', w.id, coalesce(w.queue, 'default'), w.job_type, null, 'pending', 0)))
+         from (select * from unnest(ids, enqueue_rows.job_types, enqueue_rows.queues) u(id, job_type, queue) limit 2000) w;
+    end if;
     return;
   end if;
 
-  -- See enqueue.
-  lock table only pgqueue.jobs in row exclusive mode;
-  ids := array(
-    select coalesce(w.id, pgqueue.new_job_id())
-      from unnest(enqueue_rows.job_types, enqueue_rows.job_ids) with ordinality w(job_type, id, n) order by w.n);
+  if enqueue_rows.job_ids is not null then
+    ids := array(select coalesce(u.given, u.made)
+                   from unnest(enqueue_rows.job_ids, ids) with ordinality u(given, made, n) order by u.n);
+  end if;
   taken := pgqueue.take_row_keys(enqueue_rows.producer_ids, enqueue_rows.idempotency_keys, enqueue_rows.queues, ids);
 
   insert into pgqueue.jobs (job_id, queue, job_type, payload, priority, max_retries, retry_policy, timeout_ms,
@@ -1217,18 +1278,19 @@ begin
    where w.key is null or w.taken;
 
   -- A statement of its own, which sees the keys that others took meanwhile, and the jobs that they stand for.
-  return query
-  select w.known, coalesce(l.status::text, (select f.status::text from pgqueue.find_job(w.known) f)), w.duplicate
+  select array_agg(w.known order by w.n),
+         array_agg(coalesce(l.status, (select f.status from pgqueue.find_job(w.known) f)) order by w.n),
+         array_agg(w.duplicate order by w.n)
+    into ids, statuses, duplicates
     from (
       select u.n, coalesce(p.job_id, o.job_id, u.id) as known, u.key is not null and not u.taken as duplicate
         from unnest(ids, enqueue_rows.producer_ids, enqueue_rows.idempotency_keys, taken) with ordinality u(id, producer, key, taken, n)
         left join pgqueue.idempotency_keys p on p.producer_id = u.producer and p.idempotency_key = u.key
         left join pgqueue.idempotency_keys o on u.producer is null and o.producer_id is null and o.idempotency_key = u.key) w
-    left join pgqueue.jobs_live l on l.job_id = w.known
-   order by w.n;
+    left join pgqueue.jobs_live l on l.job_id = w.known;
 end $$;
 comment on function pgqueue.enqueue_rows is
-  'Enqueues jobs given as arrays, all or nothing; one that is null, or shorter than job_types, leaves defaults. Answers a row for each, in their order.';
+  'Enqueues jobs given as arrays, all or nothing; one that is null, or shorter than job_types, leaves defaults. Answers arrays in their order: ids, statuses (null: all pending) and which of the jobs were known by their keys (null: none).';
 -- Notices and bells: what watchers are told, and how sleeping workers are woken. A notice lost costs time only.
 
 create function pgqueue.watched() returns boolean

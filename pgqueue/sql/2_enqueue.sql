@@ -98,8 +98,6 @@ declare
   g record;
   only_queue text;
   size int;
-  hard_limit int;
-  soft_limit int;
   silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
   slot bigint;
   -- An id made elsewhere may be of another version or of a finished job; one made by this statement cannot.
@@ -168,34 +166,15 @@ begin
       continue;
     end if;
 
-    hard_limit := coalesce((g.settings).hard_limit, 100000);
-    soft_limit := coalesce((g.settings).soft_limit, 50000);
-    if g.bound is null then
-      if not exists (select from pgqueue.queue_depths d where d.queue = g.queue) then
-        insert into pgqueue.sweep_notes (queue) values (g.queue);
-      end if;
-      -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
-      if hard_limit > 10000 then
-        select case when g.top - w.candidate_before <= least(soft_limit, hard_limit) then g.top - w.candidate_before end
-          into g.bound from pgqueue.sweep_state w;
-      end if;
+    -- Most queues are far from their limits, and the bound of their depth says so.
+    if g.bound is null or g.ready > 0 and ((g.settings).rate_per_second is not null
+         or g.bound > least(coalesce((g.settings).soft_limit, 50000), coalesce((g.settings).hard_limit, 100000) / 2)) then
+      perform pgqueue.admit(g.queue, g.ready, g.top, g.bound, g.settings,
+        (g.settings).shed_low is true
+        and exists (select from arrived a where a.queue = g.queue and a.priority = 3 and a.status = 'pending'));
     end if;
-    if g.ready > 0 then
-      -- Half of a small limit, since what others have not committed yet is not in anybody's count.
-      if coalesce(g.bound, 9223372036854775807) > (case when hard_limit > 10000 then hard_limit else hard_limit / 2 end) then
-        g.bound := pgqueue.check_depth(g.queue, hard_limit);
-      end if;
-      if g.bound > soft_limit then
-        perform pgqueue.slow_down(g.queue, soft_limit, g.ready,
-          (g.settings).shed_low is true
-          and exists (select from arrived a where a.queue = g.queue and a.priority = 3 and a.status = 'pending'));
-      end if;
-      if (g.settings).rate_per_second is not null then
-        perform pgqueue.take_rate(g.queue, (g.settings).rate_per_second, g.ready);
-      end if;
-      if g.sleepers and not silent then
-        perform pgqueue.ring(g.queue, g.ready, array_agg(distinct a.job_type)) from arrived a where a.queue = g.queue;
-      end if;
+    if g.ready > 0 and g.sleepers and not silent then
+      perform pgqueue.ring(g.queue, g.ready, array_agg(distinct a.job_type)) from arrived a where a.queue = g.queue;
     end if;
     exit when only_queue is null;
     select min(n.queue) into only_queue from arrived n where n.queue > only_queue;

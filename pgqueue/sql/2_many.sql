@@ -31,15 +31,18 @@ comment on function pgqueue.take_row_keys(text[], text[], text[], uuid[]) is
 create function pgqueue.enqueue_rows(
   job_types text[], payloads jsonb[], queues text[], priorities integer[], scheduled_at timestamptz[], delays_ms bigint[],
   idempotency_keys text[], max_retries integer[], retry_policies jsonb[], timeouts_ms integer[], expires_at timestamptz[],
-  producer_ids text[], ordering_keys text[], trace_contexts jsonb[], job_ids uuid[])
-  returns table (job_id uuid, status text, duplicate boolean)
+  producer_ids text[], ordering_keys text[], trace_contexts jsonb[], job_ids uuid[],
+  out ids uuid[], out statuses text[], out duplicates boolean[])
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 #variable_conflict use_column
 declare
   wrong record;
-  ids uuid[];
+  g record;
+  top bigint;
   taken boolean[];
+  silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
+  slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
 begin
   select w.n, w.what, w.at into wrong from (
     select u.n, case
@@ -58,29 +61,57 @@ begin
     raise exception 'jobs[%]: %', wrong.n - 1, wrong.what using errcode = 'PQ422', column = wrong.at;
   end if;
 
-  if enqueue_rows.idempotency_keys is null then
-    -- The rows of unnest come in the order of the arrays, and so are numbered.
-    return query
-    insert into pgqueue.jobs as i (job_id, queue, job_type, payload, priority, max_retries, retry_policy, timeout_ms,
-        scheduled_at, expires_at, producer_id, ordering_key, trace_context)
-    select coalesce(w.id, pgqueue.new_job_id()), coalesce(w.queue, 'default'), w.job_type, coalesce(w.payload, '{}'),
-           coalesce(w.priority, 2), coalesce(w.max_retries, 3), w.retry_policy, w.timeout_ms,
-           coalesce(w.at, pgqueue.clock() + w.delay * interval '1 millisecond'), w.expires_at, w.producer, w.ordering_key, w.trace_context
-      from unnest(enqueue_rows.job_types, enqueue_rows.payloads, enqueue_rows.queues, enqueue_rows.priorities,
-                  enqueue_rows.scheduled_at, enqueue_rows.delays_ms, enqueue_rows.max_retries, enqueue_rows.retry_policies,
-                  enqueue_rows.timeouts_ms, enqueue_rows.expires_at, enqueue_rows.producer_ids, enqueue_rows.ordering_keys,
-                  enqueue_rows.trace_contexts, enqueue_rows.job_ids)
-        w(job_type, payload, queue, priority, at, delay, max_retries, retry_policy, timeout_ms, expires_at, producer,
-          ordering_key, trace_context, id)
-    returning i.job_id, i.status::text, false;
+  -- See enqueue.
+  lock table only pgqueue.jobs in row exclusive mode;
+  ids := pgqueue.new_job_ids(cardinality(enqueue_rows.job_types));
+
+  if num_nonnulls(enqueue_rows.scheduled_at, enqueue_rows.delays_ms, enqueue_rows.idempotency_keys, enqueue_rows.ordering_keys,
+                  enqueue_rows.job_ids) = 0 then
+    -- With none of these all jobs are pending and nothing about them is to be looked up: they go where the root would send
+    -- them, past its trigger, which would look at each once more. The rows of unnest come in the order of the arrays.
+    if '' = any (enqueue_rows.job_types) or '' = any (enqueue_rows.queues) then
+      perform pgqueue.check_names(w.queue, w.job_type) from unnest(enqueue_rows.queues, enqueue_rows.job_types) w(queue, job_type);
+    end if;
+    insert into pgqueue.jobs_live (job_id, queue, job_type, payload, priority, max_retries, retry_policy, timeout_ms,
+        expires_at, producer_id, trace_context)
+    select w.id, coalesce(w.queue, 'default'), w.job_type, coalesce(w.payload, '{}'), coalesce(w.priority, 2),
+           coalesce(w.max_retries, 3), w.retry_policy, w.timeout_ms, w.expires_at, w.producer, w.trace_context
+      from unnest(ids, enqueue_rows.job_types, enqueue_rows.payloads, enqueue_rows.queues, enqueue_rows.priorities,
+                  enqueue_rows.max_retries, enqueue_rows.retry_policies, enqueue_rows.timeouts_ms, enqueue_rows.expires_at,
+                  enqueue_rows.producer_ids, enqueue_rows.trace_contexts)
+        w(id, job_type, payload, queue, priority, max_retries, retry_policy, timeout_ms, expires_at, producer, trace_context);
+    -- What the trigger does for the queues of an INSERT.
+    for g in
+      select j.queue, sum(j.jobs)::bigint as ready, bool_or(j.low) as low, (select q from pgqueue.queues q where q.name = j.queue) as settings
+        from (select coalesce(u.queue, 'default') as queue, count(*) as jobs, coalesce(bool_or(u.priority = 3), false) as low
+                from unnest(enqueue_rows.queues, enqueue_rows.priorities) u(queue, priority) group by 1
+              union all
+              select 'default', cardinality(enqueue_rows.job_types)
+                  - coalesce(greatest(cardinality(enqueue_rows.queues), cardinality(enqueue_rows.priorities)), 0), false) j
+       where j.jobs > 0 group by j.queue order by j.queue
+    loop
+      top := currval('pgqueue.jobs_seq');
+      perform pgqueue.admit(g.queue, g.ready, top,
+        (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = g.queue and d.counted_at_seq >= 0),
+        g.settings, g.low and (g.settings).shed_low is true);
+      if not silent and exists (select from pgqueue.waiting) then
+        perform pgqueue.ring(g.queue, g.ready, array(
+          select distinct w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)
+           where coalesce(w.queue, 'default') = g.queue));
+      end if;
+    end loop;
+    if not silent and pgqueue.watched() and slot > (select s.last_value from pgqueue.notice_slot s) then
+      perform setval('pgqueue.notice_slot', slot);
+      perform pgqueue.publish(array_agg(pgqueue.event('job.queued', w.id, coalesce(w.queue, 'default'), w.job_type, null, 'pending', 0)))
+         from (select * from unnest(ids, enqueue_rows.job_types, enqueue_rows.queues) u(id, job_type, queue) limit 2000) w;
+    end if;
     return;
   end if;
 
-  -- See enqueue.
-  lock table only pgqueue.jobs in row exclusive mode;
-  ids := array(
-    select coalesce(w.id, pgqueue.new_job_id())
-      from unnest(enqueue_rows.job_types, enqueue_rows.job_ids) with ordinality w(job_type, id, n) order by w.n);
+  if enqueue_rows.job_ids is not null then
+    ids := array(select coalesce(u.given, u.made)
+                   from unnest(enqueue_rows.job_ids, ids) with ordinality u(given, made, n) order by u.n);
+  end if;
   taken := pgqueue.take_row_keys(enqueue_rows.producer_ids, enqueue_rows.idempotency_keys, enqueue_rows.queues, ids);
 
   insert into pgqueue.jobs (job_id, queue, job_type, payload, priority, max_retries, retry_policy, timeout_ms,
@@ -97,15 +128,16 @@ begin
    where w.key is null or w.taken;
 
   -- A statement of its own, which sees the keys that others took meanwhile, and the jobs that they stand for.
-  return query
-  select w.known, coalesce(l.status::text, (select f.status::text from pgqueue.find_job(w.known) f)), w.duplicate
+  select array_agg(w.known order by w.n),
+         array_agg(coalesce(l.status, (select f.status from pgqueue.find_job(w.known) f)) order by w.n),
+         array_agg(w.duplicate order by w.n)
+    into ids, statuses, duplicates
     from (
       select u.n, coalesce(p.job_id, o.job_id, u.id) as known, u.key is not null and not u.taken as duplicate
         from unnest(ids, enqueue_rows.producer_ids, enqueue_rows.idempotency_keys, taken) with ordinality u(id, producer, key, taken, n)
         left join pgqueue.idempotency_keys p on p.producer_id = u.producer and p.idempotency_key = u.key
         left join pgqueue.idempotency_keys o on u.producer is null and o.producer_id is null and o.idempotency_key = u.key) w
-    left join pgqueue.jobs_live l on l.job_id = w.known
-   order by w.n;
+    left join pgqueue.jobs_live l on l.job_id = w.known;
 end $$;
 comment on function pgqueue.enqueue_rows is
-  'Enqueues jobs given as arrays, all or nothing; one that is null, or shorter than job_types, leaves defaults. Answers a row for each, in their order.';
+  'Enqueues jobs given as arrays, all or nothing; one that is null, or shorter than job_types, leaves defaults. Answers arrays in their order: ids, statuses (null: all pending) and which of the jobs were known by their keys (null: none).';
