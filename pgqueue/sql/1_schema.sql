@@ -447,10 +447,12 @@ comment on view pgqueue.claim_starts is 'Where claims begin: no pending job of t
 create table pgqueue.queue_depths (
   queue text primary key,
   pending bigint not null,
-  counted_at_seq bigint not null
+  counted_at_seq bigint not null,
+  slot integer not null unique
 ) with (fillfactor = 50);
 comment on table pgqueue.queue_depths is
   'An upper bound of pending jobs: pending + (seq now - counted_at_seq). A queue has a row once a sweep has seen it.';
+comment on column pgqueue.queue_depths.slot is 'Numbers queues from 0 on, so that claims can begin with any of them.';
 
 create table pgqueue.sweep_notes (
   queue text not null,

@@ -1,8 +1,9 @@
 -- Claim and heartbeat.
 --
 -- A claim costs the same however many rows wait, are finished, or must be passed over:
---   * it begins at claim_starts.low_seq, read into variables first: a join with the cursor hides the limit from the planner;
---   * one statement per queue and priority that has work, which locks no more rows than it takes;
+--   * it begins at claim_starts.low_seq, and takes jobs from the first that a look from there has found;
+--   * one statement looks into queues, in an order that changes with every claim, until it has found enough of them; one
+--     more locks jobs of all of these, by a limit per queue and priority, and so no more rows than it takes;
 --   * where the last sweep saw job types that this worker lacks, it goes type by type over jobs_live_pending_type;
 --   * where workers divide the shards, it goes shard by shard over jobs_live_pending_shard as soon as others' lie ahead;
 --   * of an ordering key only the head is pending; paused queues and types are left out before anything is read.
@@ -39,27 +40,6 @@ begin
 end $$;
 comment on function pgqueue.shares(smallint[], int, bigint) is
   'How many of `wanted` jobs each priority gets; exact over a turn of `tick` for a given claim size.';
-
-create function pgqueue.queues_with_work(tick bigint) returns text[]
-  language sql stable set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
-  as $$
-    with known as (
-      select d.queue from pgqueue.queue_depths d
-      union
-      select n.queue from pgqueue.sweep_notes n where n.ordering_key is null),
-    working as (
-      select k.queue from known k
-       where not exists (select from pgqueue.queues q where q.name = k.queue and q.paused) and exists (
-         select from unnest('{0,1,2,3}'::smallint[]) p(priority)
-          where (
-            select j.seq from pgqueue.jobs_live j
-             where j.status = 'pending' and j.queue = k.queue and j.priority = p.priority
-               and j.seq >= coalesce((select c.low_seq from pgqueue.claim_starts c
-                                       where c.queue = k.queue and c.priority = p.priority), 0)
-             order by j.seq limit 1) is not null))
-    select array_agg(w.queue order by hashtext(w.queue || tick::text)) from working w
-  $$;
-comment on function pgqueue.queues_with_work(bigint) is 'The queues in which something is pending, in an order that changes with tick.';
 
 create function pgqueue.take_by_type(
   queue text, priority smallint, low_seq bigint, wanted int, job_types text[], shards smallint[], out tids tid[], out top bigint)
@@ -130,7 +110,7 @@ comment on function pgqueue.index_shards() is
   'Owed by whoever claims by shards, which few do: every INSERT pays for the index. False: not now, come again.';
 
 create function pgqueue.take_by_shard(
-  queue text, priority smallint, after_seq bigint, wanted int, shards smallint[], job_types text[], out tids tid[], out top bigint)
+  queue text, priority smallint, low_seq bigint, wanted int, shards smallint[], job_types text[], out tids tid[], out top bigint)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -138,14 +118,32 @@ create function pgqueue.take_by_shard(
 declare
   t record;
   part tid[];
+  high bigint;
 begin
+  -- A short walk finds them where the shards are mixed; where others' lie ahead, the index of shards does.
+  select max(w.seq) into high from (
+    select j.seq from pgqueue.jobs_live j
+     where j.status = 'pending' and j.queue = take_by_shard.queue and j.priority = take_by_shard.priority and j.seq >= low_seq
+     order by j.seq limit wanted * 4 + 100) w;
+  select array_agg(s.ctid), max(s.seq) into tids, top from (
+    select j.ctid, j.seq from pgqueue.jobs_live j
+     where j.status = 'pending' and j.queue = take_by_shard.queue and j.priority = take_by_shard.priority
+       and j.seq >= low_seq and j.seq <= high
+       and j.shard = any (take_by_shard.shards)
+       and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
+       and (j.expires_at is null or j.expires_at > pgqueue.clock())
+     order by j.seq limit wanted for update skip locked) s;
+  wanted := wanted - coalesce(cardinality(tids), 0);
+  if wanted = 0 then
+    return;
+  end if;
   for t in
     select o.shard, count(*)::int as jobs from (
       select h.shard, h.seq from unnest(take_by_shard.shards) y(shard)
        cross join lateral (
          select j.shard, j.seq from pgqueue.jobs_live j
           where j.status = 'pending' and j.queue = take_by_shard.queue
-            and (j.shard, j.priority, j.seq) > (y.shard, take_by_shard.priority, after_seq)
+            and (j.shard, j.priority, j.seq) > (y.shard, take_by_shard.priority, high)
             and (j.shard, j.priority, j.seq) < (y.shard, take_by_shard.priority + 1, 0)
             and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
             and (j.expires_at is null or j.expires_at > pgqueue.clock())
@@ -156,7 +154,7 @@ begin
     select array_agg(s.ctid), greatest(top, max(s.seq)) into part, top from (
       select j.ctid, j.seq from pgqueue.jobs_live j
        where j.status = 'pending' and j.queue = take_by_shard.queue
-         and (j.shard, j.priority, j.seq) > (t.shard, take_by_shard.priority, after_seq)
+         and (j.shard, j.priority, j.seq) > (t.shard, take_by_shard.priority, high)
          and (j.shard, j.priority, j.seq) < (t.shard, take_by_shard.priority + 1, 0)
          and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
          and (j.expires_at is null or j.expires_at > pgqueue.clock())
@@ -171,161 +169,193 @@ create function pgqueue.take(
   queues text[], max_jobs int, lease interval, job_types text[], priorities smallint[], shards smallint[],
   out tids tid[], out visited text[], out leases interval[])
   language plpgsql
-  set enable_indexscan = on
+  set enable_indexscan = on set enable_memoize = off
   as $$
 #variable_conflict use_column
 declare
   tick constant bigint := nextval('pgqueue.claim_tick');
   wanted_types text[] := take.job_types;
-  -- A queue's turn comes round, so a claim need not visit a thousand of them.
-  visit_at_most constant int := 16;
-  names text[] := take.queues;
-  q text;
-  s record;
-  low bigint[];
-  seen text[];
-  work boolean[];
-  by_type boolean;
-  share int[];
-  first_p int;
-  want int;
-  taken record;
-  in_order boolean;
-  left_over int;
-  quota int;
-  more boolean[];
-  i int;
-  once_round int;
-  behind bigint[] := '{}';
-  p_now smallint;
-  low_now bigint;
-  high_now bigint := 9223372036854775807;
+  wanted_priorities constant smallint[] := coalesce(take.priorities, '{0,1,2,3}');
   by_shard constant boolean := take.shards is not null and to_regclass('pgqueue.jobs_live_pending_shard') is not null;
+  -- A queue's turn comes round, so a claim need not visit a thousand of them, nor many for a few jobs.
+  visits_left int := 16;
+  jobs_per_visit constant int := 25;
+  slots int := 0;
+  names text[];
+  candidates int;
+  start int;
+  stride int;
+  next_n int := 0;
+  visits int;
+  visit text[];
+  lease_of interval[];
+  weights smallint[];
+  firsts bigint[];
+  kinds int[];
+  left_over int := max_jobs;
+  pool int;
+  own int[];
+  open int;
+  part int;
+  waits int;
+  first_p int;
+  share int[];
+  line_i int[];
+  line_p int[];
+  line_want int[];
+  taken record;
+  got int;
+  parts int := 0;
 begin
-  if names is null then
-    names := array(select d.queue from pgqueue.queue_depths d
-                   union select n.queue from pgqueue.sweep_notes n where n.ordering_key is null limit 5);
+  if take.queues is null then
+    select coalesce(max(d.slot) + 1, 0), array(
+             select distinct n.queue from pgqueue.sweep_notes n
+              where n.ordering_key is null and not exists (select from pgqueue.queue_depths k where k.queue = n.queue))
+      into slots, names from pgqueue.queue_depths d;
+  else
+    names := array(select distinct n from unnest(take.queues) n);
   end if;
-  if cardinality(names) > 4 then
-    names := array(select n from unnest(pgqueue.queues_with_work(tick)) n where take.queues is null or n = any (take.queues)
-                    limit visit_at_most);
-  elsif cardinality(names) > 1 then
-    names := array(select distinct n from unnest(names) n);
-    names := names[1 + tick % cardinality(names) :] || names[: tick % cardinality(names)];
+  candidates := slots + cardinality(names);
+  if candidates = 0 then
+    return;
   end if;
-  if exists (select from pgqueue.job_type_pauses t where t.until > pgqueue.clock()) then
-    wanted_types := array(
-      select t from unnest(coalesce(take.job_types, pgqueue.job_types_waiting(names))) t
-       where not exists (select from pgqueue.job_type_pauses p where p.job_type = t and p.until > pgqueue.clock()));
-  end if;
-
-  left_over := max_jobs;
-  once_round := coalesce(cardinality(names), 0);
-  i := 0;
-  while i < cardinality(names) and left_over > 0 loop
-    i := i + 1;
-    q := names[i];
-    select coalesce(q1.paused, false) as paused, coalesce(q1.lease_ms, 30000) as lease_ms,
-           case when q1.name is null then '{8,4,2,1}' else q1.weights end as weights
-      into s from (select) one left join pgqueue.queues q1 on q1.name = q;
-    continue when s.paused;
-
-    low := '{0,0,0,0}';
-    by_type := wanted_types is distinct from take.job_types;
-    for taken in select c.priority, c.low_seq, c.job_types from pgqueue.claim_starts c where c.queue = q loop
-      low[taken.priority + 1] := taken.low_seq;
-      by_type := by_type or (wanted_types is not null and taken.job_types is not null and not taken.job_types <@ wanted_types);
-    end loop;
-    if i > once_round then
-      -- Behind what the first round took: SKIP LOCKED does not skip one's own.
-      low := behind[4 * (i - once_round) - 3 : 4 * (i - once_round)];
-    end if;
-
-    -- The order, of which `exists` would make nothing, keeps the planner off jobs_live_pending_type. What an old snapshot
-    -- keeps in the index is walked once: the jobs are taken from the first that is found on.
-    select array[
-      (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = q and j.priority = 0::smallint and j.seq >= low[1] order by j.seq limit 1),
-      (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = q and j.priority = 1::smallint and j.seq >= low[2] order by j.seq limit 1),
-      (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = q and j.priority = 2::smallint and j.seq >= low[3] order by j.seq limit 1),
-      (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = q and j.priority = 3::smallint and j.seq >= low[4] order by j.seq limit 1)]
-      into low;
-    work := array[low[1] is not null, low[2] is not null, low[3] is not null, low[4] is not null];
-    if take.priorities is not null then
-      for p in 1 .. 4 loop
-        work[p] := work[p] and (p - 1)::smallint = any (take.priorities);
-      end loop;
-    end if;
-    first_p := array_position(work, true);
-    continue when first_p is null;
-
-    -- Even parts of what is left for the queues still to be visited; what one does not use goes to the next.
-    quota := ceil(left_over::numeric / ((case when i <= once_round then once_round else cardinality(names) end) - i + 1));
-    if s.weights is null then
-      share := '{0,0,0,0}';
-      share[first_p] := quota;
-    else
-      share := pgqueue.shares(s.weights, quota, tick);
-    end if;
-    -- Shares without takers go to the highest priority that waits, then down, and once more round for what is still left.
-    want := 0;
-    for p in 1 .. 4 loop
-      if not work[p] then
-        want := want + share[p];
-        share[p] := 0;
-      end if;
-    end loop;
-    more := work;
-    for p in 1 .. 8 loop
-      first_p := (p - 1) % 4 + 1;
-      continue when not more[first_p];
-      want := want + case when p <= 4 then share[first_p] else 0 end;
-      if want > 0 then
-        p_now := first_p - 1;
-        if by_type then
-          select t.tids, t.top into taken
-            from pgqueue.take_by_type(q, p_now, low[first_p], want, wanted_types, take.shards) t;
-        else
-          low_now := low[first_p];
-          if by_shard then
-            -- A short walk finds them where the shards are mixed; where others' lie ahead, the index of shards does.
-            high_now := coalesce((select max(w.seq) from (
-              select j.seq from pgqueue.jobs_live j
-               where j.status = 'pending' and j.queue = q and j.priority = p_now and j.seq >= low_now
-               order by j.seq limit want * 4 + 100) w), low_now);
-          end if;
-          select array_agg(s.ctid) as tids, max(s.seq) as top into taken from (
-            select j.ctid, j.seq from pgqueue.jobs_live j
-             where j.status = 'pending' and j.queue = q and j.priority = p_now and j.seq >= low_now and j.seq <= high_now
-               and (wanted_types is null or j.job_type = any (wanted_types))
-               and (take.shards is null or j.shard = any (take.shards))
-               and (j.expires_at is null or j.expires_at > pgqueue.clock())
-             order by j.seq limit want for update skip locked) s;
-          if by_shard and coalesce(cardinality(taken.tids), 0) < want then
-            select taken.tids || t.tids as tids, greatest(taken.top, t.top) as top into taken
-              from pgqueue.take_by_shard(q, p_now, high_now, want - coalesce(cardinality(taken.tids), 0), take.shards, wanted_types) t;
-          end if;
-        end if;
-        if taken.tids is not null then
-          in_order := tids is null and not by_type and not by_shard;
-          tids := tids || taken.tids;
-          left_over := left_over - cardinality(taken.tids);
-          low[first_p] := least(taken.top, 9223372036854775806) + 1;
-        end if;
-        more[first_p] := coalesce(cardinality(taken.tids), 0) = want;
-        want := want - coalesce(cardinality(taken.tids), 0);
-      end if;
-      exit when p >= 4 and want = 0;
-    end loop;
-    visited := visited || q;
-    leases := leases || coalesce(take.lease, s.lease_ms * interval '1 millisecond');
-    if i < once_round and true = any (more) then
-      -- It has more than its part: it gets what the queues behind it leave.
-      names := names || q;
-      behind := behind || low;
-    end if;
+  -- From places in golden-section steps and by another stride each time: whichever queues have work, all come first
+  -- equally often.
+  start := ((tick & 2147483647) * 2654435769 & 4294967295) * candidates >> 32;
+  stride := 1 + (hashint8(tick) & 2147483647) % candidates;
+  while gcd(stride, candidates) <> 1 loop
+    stride := stride + 1;
   end loop;
 
-  if not in_order then
+  while left_over > 0 and visits_left > 0 loop
+    visits := least(greatest(least(left_over, 4), left_over / jobs_per_visit), visits_left);
+    -- Jobs are taken from the first that is found here on, so that what an old snapshot keeps in the index is walked once.
+    -- The order, of which `exists` would make nothing, keeps the planner off jobs_live_pending_type.
+    select array_agg(v.queue), array_agg(v.lease), array_agg(v.weights), array_agg(v.kind), array_agg(v.firsts), max(v.n) + 1
+      into visit, lease_of, weights, kinds, firsts, next_n from (
+      select n, k.queue, coalesce(take.lease, q.lease_ms * interval '1 millisecond', interval '30 seconds') as lease,
+             case when q.lease_ms is null then '{8,4,2,1}' else coalesce(q.weights, '{0,0,0,0}') end as weights,
+             case when c.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts
+        from generate_series(next_n, candidates - 1) n
+       cross join lateral (
+         select case when o.slot < slots then (select d.queue from pgqueue.queue_depths d where d.slot = o.slot)
+                     else names[o.slot - slots + 1] end as queue
+           from (select ((start + n::bigint * stride) % candidates)::int as slot) o offset 0) k
+        left join lateral (select q.paused, q.lease_ms, q.weights from pgqueue.queues q where q.name = k.queue limit 1) q on true
+       cross join lateral (
+         select max(s.low_seq) filter (where s.priority = 0) as low0, max(s.low_seq) filter (where s.priority = 1) as low1,
+                max(s.low_seq) filter (where s.priority = 2) as low2, max(s.low_seq) filter (where s.priority = 3) as low3,
+                bool_or(not s.job_types <@ take.job_types) as by_type
+           from pgqueue.claim_starts s where s.queue = k.queue) c
+       cross join lateral (
+         select array[
+           (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = k.queue and j.priority = 0::smallint
+               and 0 = any (wanted_priorities) and j.seq >= coalesce(c.low0, 0) order by j.seq limit 1),
+           (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = k.queue and j.priority = 1::smallint
+               and 1 = any (wanted_priorities) and j.seq >= coalesce(c.low1, 0) order by j.seq limit 1),
+           (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = k.queue and j.priority = 2::smallint
+               and 2 = any (wanted_priorities) and j.seq >= coalesce(c.low2, 0) order by j.seq limit 1),
+           (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = k.queue and j.priority = 3::smallint
+               and 3 = any (wanted_priorities) and j.seq >= coalesce(c.low3, 0) order by j.seq limit 1)] as firsts offset 0) f
+       where q.paused is not true and f.firsts <> '{null,null,null,null}'
+       limit visits) v;
+    exit when visit is null;
+    if exists (select from pgqueue.job_type_pauses t where t.until > pgqueue.clock()) then
+      wanted_types := array(
+        select t from unnest(coalesce(take.job_types, pgqueue.job_types_waiting(visit))) t
+         where not exists (select from pgqueue.job_type_pauses p where p.job_type = t and p.until > pgqueue.clock()));
+      if wanted_types is distinct from take.job_types then
+        kinds := array_fill(1, array[cardinality(visit)]);
+      end if;
+    end if;
+
+    own := array_fill(0, array[cardinality(visit)]);
+    pool := left_over;
+    while left_over > 0 loop
+      open := 0;
+      for i in 1 .. cardinality(visit) loop
+        if num_nonnulls(firsts[i][1], firsts[i][2], firsts[i][3], firsts[i][4]) > 0 then
+          open := open + 1;
+        else
+          pool := pool + own[i];
+          own[i] := 0;
+        end if;
+      end loop;
+      exit when open = 0;
+      line_i := '{}';
+      line_p := '{}';
+      line_want := '{}';
+      for i in 1 .. cardinality(visit) loop
+        waits := num_nonnulls(firsts[i][1], firsts[i][2], firsts[i][3], firsts[i][4]);
+        continue when waits = 0;
+        -- An even part of what is to be had, by shares, of which those without takers go to the highest priority that
+        -- waits; as does, in the next round, what a priority has left. What a queue has left then goes to the others.
+        part := ceil(pool::numeric / open);
+        pool := pool - part;
+        open := open - 1;
+        first_p := case when firsts[i][1] is not null then 1 when firsts[i][2] is not null then 2
+                        when firsts[i][3] is not null then 3 else 4 end;
+        share := '{0,0,0,0}';
+        if waits > 1 and part > 0 and weights[i][1] + weights[i][2] + weights[i][3] + weights[i][4] > 0 then
+          share := pgqueue.shares(array[weights[i][1], weights[i][2], weights[i][3], weights[i][4]], part, tick);
+          for p in 1 .. 4 loop
+            if firsts[i][p] is null then
+              share[first_p] := share[first_p] + share[p];
+              share[p] := 0;
+            end if;
+          end loop;
+        else
+          share[first_p] := part;
+        end if;
+        share[first_p] := share[first_p] + own[i];
+        own[i] := own[i] + part;
+        for p in first_p .. 4 loop
+          if share[p] > 0 then
+            line_i := line_i || i;
+            line_p := line_p || p;
+            line_want := line_want || share[p];
+          end if;
+        end loop;
+      end loop;
+
+      for taken in
+        select l.i, l.p, l.want, t.tids, t.top from unnest(line_i, line_p, line_want) l(i, p, want)
+         cross join lateral (
+           select array_agg(s.ctid) as tids, max(s.seq) as top from (
+             select j.ctid, j.seq from pgqueue.jobs_live j
+              where j.status = 'pending' and j.queue = visit[l.i] and j.priority = (l.p - 1)::smallint and j.seq >= firsts[l.i][l.p]
+                and (wanted_types is null or j.job_type = any (wanted_types))
+                and (take.shards is null or j.shard = any (take.shards))
+                and (j.expires_at is null or j.expires_at > pgqueue.clock())
+              order by j.seq limit l.want for update skip locked) s) t
+         where kinds[l.i] = 0
+        union all
+        select l.i, l.p, l.want, t.tids, t.top from unnest(line_i, line_p, line_want) l(i, p, want)
+         cross join lateral pgqueue.take_by_type(
+           visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, wanted_types, take.shards) t
+         where kinds[l.i] = 1
+        union all
+        select l.i, l.p, l.want, t.tids, t.top from unnest(line_i, line_p, line_want) l(i, p, want)
+         cross join lateral pgqueue.take_by_shard(
+           visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, take.shards, wanted_types) t
+         where kinds[l.i] = 2
+      loop
+        got := coalesce(cardinality(taken.tids), 0);
+        tids := tids || taken.tids;
+        parts := parts + case when got = 0 then 0 when kinds[taken.i] = 0 then 1 else 2 end;
+        left_over := left_over - got;
+        own[taken.i] := own[taken.i] - got;
+        -- The next round begins behind what this one took, since SKIP LOCKED does not skip one's own.
+        firsts[taken.i][taken.p] := case when got = taken.want then least(taken.top, 9223372036854775806) + 1 end;
+      end loop;
+    end loop;
+    visited := visited || visit;
+    leases := leases || lease_of;
+    visits_left := visits_left - cardinality(visit);
+    exit when cardinality(visit) < visits;
+  end loop;
+
+  if parts > 1 then
     tids := array(select j.ctid from pgqueue.jobs_live j where j.ctid = any (tids) order by j.priority, j.seq);
   end if;
 end $$;

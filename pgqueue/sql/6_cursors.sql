@@ -39,8 +39,9 @@ declare
 begin
   -- A queue is known once it has its row of depth and its four cursors.
   for r in delete from pgqueue.sweep_notes n where n.ordering_key is null returning n.queue loop
-    insert into pgqueue.queue_depths (queue, pending, counted_at_seq)
-      values (r.queue, 0, -9000000000000000000) on conflict do nothing;
+    insert into pgqueue.queue_depths (queue, pending, counted_at_seq, slot)
+      select r.queue, 0, -9000000000000000000, coalesce(max(d.slot) + 1, 0) from pgqueue.queue_depths d
+      on conflict (queue) do nothing;
     insert into pgqueue.claim_cursors (queue, priority) select r.queue, p from generate_series(0, 3) p on conflict do nothing;
   end loop;
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.sql.plans import touched
 from tests.sql.test_3_claim import by_priority, fill_all, numbers
 from tests.sql.verbs import OTHER, WORKER, Verbs
 
@@ -155,6 +156,33 @@ def test_null_means_every_queue(q: Verbs, swept: bool) -> None:
     while jobs := q.claim(9, queues=None):
         got += jobs
     assert Counter(job.queue for job in got) == dict.fromkeys(names, 2)
+
+
+@pytest.mark.parametrize("jobs", [1, 100])
+def test_a_claim_looks_into_few_of_many_queues(q: Verbs, jobs: int) -> None:
+    q.session.execute(
+        "insert into pgqueue.jobs (job_type, queue) select 't', 'q' || n % 300 from generate_series(1, 3000) n"
+    )
+    q.sweep()
+    seen = touched(q.session, "select * from pgqueue.claim(%s, null, %s)", [WORKER, jobs])
+    # What it takes, and in each of at most 16 queues a look.
+    assert seen.rows() <= 3 * jobs + 16
+    assert seen.rows("queue_depths") <= 1 + 16
+    assert seen.rows("claim_cursors") <= 4 * 16
+
+
+def test_queues_beside_empty_ones_have_equal_turns(q: Verbs) -> None:
+    names = [f"q{n}" for n in range(64)]
+    for name in names:
+        q.insert(queue=name)
+    q.sweep()
+    while q.claim(99, queues=None):
+        pass
+    for name in names[20:36]:
+        q.fill(60, queue=name)
+    got = Counter(job.queue for _ in range(320) for job in q.claim(1, queues=None))
+    assert set(got) == set(names[20:36])
+    assert min(got.values()) >= 10
 
 
 # Pauses
