@@ -16,7 +16,6 @@ from pgqueue.middleware import Middleware
 from pgqueue.process import run_process
 from pgqueue.scheduler import Declarations
 from pgqueue.settings import Settings
-from pgqueue.statsd import StatsD
 from pgqueue.supervisor import Supervisor, supervised
 from pgqueue.tasks import Schedule, Task, TaskKeywords, Tasks, task_options
 from pgqueue.worker import Worker, WorkerOptions
@@ -163,6 +162,8 @@ class App(Client):
         services = all_maintenance if maintenance else declaring
         made.services.extend(services(self.dsn, settings, self.declarations()))
         if settings.statsd:
+            from pgqueue.statsd import StatsD
+
             made.services.append(StatsD(settings.statsd, made.tally, self.dsn, settings))
         return made
 

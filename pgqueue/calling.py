@@ -110,7 +110,7 @@ def run(connection: object, call: Call[T], **parameters: object) -> T:
             cursor = psycopg.Cursor(connection, row_factory=tuple_row)
             with cursor:
                 cursor.execute(call.sql, parameters, prepare=_prepared(connection, call), binary=True)
-                return call.read(cursor.fetchall() if cursor.description else [])
+                return call.read(cursor.fetchall() if _has_rows(cursor) else [])
         if _family(connection) == "sqlalchemy" and not _is_async(connection):
             return call.read(cast(Any, connection).execute(_named(call.sql), parameters).all())
     except Exception as exc:
@@ -128,7 +128,7 @@ async def run_async(connection: object, call: Call[T], **parameters: object) -> 
             cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
             async with cursor:
                 await cursor.execute(call.sql, parameters, prepare=_prepared(connection, call), binary=True)
-                return call.read(await cursor.fetchall() if cursor.description else [])
+                return call.read(await cursor.fetchall() if _has_rows(cursor) else [])
         family = _family(connection)
         if family == "sqlalchemy" and _is_async(connection):
             return call.read((await cast(Any, connection).execute(_named(call.sql), parameters)).all())
@@ -154,6 +154,11 @@ def _describe(connection: object) -> str:
 
 def _is_async(connection: object) -> bool:
     return hasattr(connection, "__aenter__")
+
+
+def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
+    # Its description would say so too, and makes an object of each column for it.
+    return cursor.pgresult is not None and cursor.pgresult.nfields > 0
 
 
 def _prepared(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], call: Call[Any]) -> bool | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, Self, Unpack
 
-from pgqueue import calls, embedded
+from pgqueue import calls
 from pgqueue.connections import AsyncPool, SyncPool
 from pgqueue.errors import as_seconds
 from pgqueue.job import EnqueuedJob, JobRow
@@ -57,7 +57,7 @@ class Client:
             with self._guard:
                 if self._dsn is None:
                     # Alembic and SQLAlchemy take 0.2 s to load, which only this branch needs.
-                    from pgqueue import schema
+                    from pgqueue import embedded, schema
 
                     self._server = embedded.start(self.settings.data_dir)
                     schema.migrate(self._server.dsn)

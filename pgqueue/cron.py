@@ -17,8 +17,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 from zoneinfo import ZoneInfo
 
-from croniter import CroniterError, croniter
-
 from pgqueue.errors import InvalidJob
 
 ALIASES: Final = {
@@ -80,6 +78,9 @@ class Cron:
         self.fields: Final = parse(expression)
         _, hour, day, _, weekday = self.fields
         self._hourly: Final = len(hour.values) == 24
+        # Loaded by those who have a schedule.
+        from croniter import croniter
+
         self._walls: Final = croniter(
             " ".join(_plain(field, span) for field, span in zip(self.fields, FIELDS, strict=True)),
             datetime(2000, 1, 1),  # noqa: DTZ001 (walls have no zone)
@@ -117,6 +118,8 @@ class Cron:
 
     def _after(self, wall: datetime) -> Iterator[datetime]:
         """Give the wall times that match after one, in order."""
+        from croniter import CroniterError
+
         self._walls.set_current(wall, force=True)
         while True:
             try:

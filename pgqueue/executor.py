@@ -3,17 +3,20 @@
 import asyncio
 import contextvars
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pgqueue.attempt import SETTLED, Outcome, Released, Stop
 from pgqueue.held import Held
 from pgqueue.job import Job
 from pgqueue.log import logger
-from pgqueue.processes import Processes
 from pgqueue.threads import Threads
+
+if TYPE_CHECKING:
+    from pgqueue.processes import Processes
 
 _log: Final = logger("pgqueue.executor")
 _WATCH: Final = 0.1
@@ -61,9 +64,10 @@ class Executor:
         self._tell = ended
         self._gone = gone
         self._threads = Threads(self._loop, self._run_blocking, self._ended)
-        self._processes = Processes()
+        self._made_processes: Processes | None = None
         # Each job gets a copy: what one sets is not seen by the next.
         self._context = contextvars.copy_context()
+        self._guard = threading.Lock()
         self._stopping: dict[Held, float] = {}
         self._watcher: asyncio.TimerHandle | None = None
         self.running: set[Held] = set()
@@ -116,11 +120,22 @@ class Executor:
             self._watcher.cancel()
             self._watcher = None
         self._threads.close()
-        self._processes.close()
+        if self._made_processes is not None:
+            self._made_processes.close()
 
     def _ended_in_loop(self, held: Held, task: "asyncio.Task[Outcome]") -> None:
         # One that was cancelled before it began has no outcome.
         self._ended(held, held.outcome or held.raised(asyncio.CancelledError()))
+
+    @property
+    def _processes(self) -> "Processes":
+        # Its modules are loaded by those who have a task for it.
+        from pgqueue.processes import Processes
+
+        with self._guard:
+            if self._made_processes is None:
+                self._made_processes = Processes()
+        return self._made_processes
 
     def _run_blocking(self, held: Held) -> Outcome:
         outcome = self._processes.run(held) if held.task.options.process else held.run(self._loop)

@@ -81,7 +81,6 @@ def _collect_less() -> None:
     With its usual threshold of 700 to 2,000 objects it looked through every batch of jobs several times: of no-ops a
     tenth to a fifth of the worker's time. Whoever has set a higher threshold, or switched it off, keeps that.
     """
-    gc.collect()
     gc.freeze()
     if gc.isenabled() and 0 < gc.get_threshold()[0] < _YOUNG:
         gc.set_threshold(_YOUNG)

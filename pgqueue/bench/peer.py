@@ -17,7 +17,6 @@ from typing import Any, Final
 from pgqueue import __version__
 from pgqueue.app import App
 from pgqueue.bench import statements
-from pgqueue.bench.figures import percentile
 from pgqueue.connections import connect
 from pgqueue.log import configure
 from pgqueue.settings import Settings
@@ -101,6 +100,8 @@ def _connected() -> None:
 
 def submit(jobs: int, base: int) -> None:
     """Enqueue one job a call."""
+    from pgqueue.bench.figures import percentile
+
     _connected()
     began = _begin()
     latencies = []
