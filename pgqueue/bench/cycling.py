@@ -12,6 +12,8 @@ from pgqueue.bench.scratch import Fill
 from pgqueue.bench.site import Site
 
 _BATCH: Final = 100
+#: Fewer of a claimer are over before the last one has begun.
+_CLAIMS: Final = 10
 _TYPES: Final = ["answer", "noop", "wait"]
 
 
@@ -20,11 +22,11 @@ def cycled(site: Site, key: str, fill: Fill, *, claimers: int = 1, idle: int = 0
 
     Large, so the database is kept under its key from one repetition to the next: each takes a fiftieth of it.
     """
-    jobs = site.sizes.few
+    jobs = max(site.sizes.few, claimers * _CLAIMS * _BATCH)
     database = site.scratch.kept(key, fill)
     with ExitStack() as open_:
         connection = open_.enter_context(database.connection())
-        load(jobs)(connection)
+        load(jobs + claimers)(connection)
         statements.run(connection, statements.SWEEP)
         for _ in range(idle):
             open_.enter_context(database.connection())
