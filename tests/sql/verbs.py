@@ -99,6 +99,17 @@ class Verbs:
     def enqueue_many(self, *jobs: Any) -> list[Row]:
         return self.rows("select * from pgqueue.enqueue_many(%s)", [Jsonb(list(jobs))])
 
+    def enqueue_rows(self, job_types: list[str], **arrays: list[Any]) -> Row:
+        types = {
+            "job_types": "text", "payloads": "jsonb", "queues": "text", "priorities": "int",
+            "scheduled_at": "timestamptz", "delays_ms": "bigint", "idempotency_keys": "text", "max_retries": "int",
+            "retry_policies": "jsonb", "timeouts_ms": "int", "expires_at": "timestamptz", "producer_ids": "text", "ordering_keys": "text",
+            "trace_contexts": "jsonb", "job_ids": "uuid",
+        }  # fmt: skip
+        casts = ", ".join(f"%s::{kind}[]" for kind in types.values())
+        given = {"job_types": job_types, **arrays}
+        return self.one(f"select * from pgqueue.enqueue_rows({casts})", [given.get(name) for name in types])
+
     # Work
 
     def claim(
