@@ -636,6 +636,8 @@ declare
   g record;
   only_queue text;
   size int;
+  hard_limit int;
+  soft_limit int;
   silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
   slot bigint;
   -- An id made elsewhere may be of another version or of a finished job; one made by this statement cannot.
@@ -704,10 +706,22 @@ begin
       continue;
     end if;
 
+    hard_limit := coalesce((g.settings).hard_limit, 100000);
+    soft_limit := coalesce((g.settings).soft_limit, 50000);
+    if g.bound is null then
+      if not exists (select from pgqueue.queue_depths d where d.queue = g.queue) then
+        insert into pgqueue.sweep_notes (queue) values (g.queue);
+      end if;
+      -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
+      if hard_limit > 10000 then
+        select case when g.top - w.candidate_before <= least(soft_limit, hard_limit) then g.top - w.candidate_before end
+          into g.bound from pgqueue.sweep_state w;
+      end if;
+    end if;
     -- Most queues are far from their limits, and the bound of their depth says so.
-    if g.bound is null or g.ready > 0 and ((g.settings).rate_per_second is not null
-         or g.bound > least(coalesce((g.settings).soft_limit, 50000), coalesce((g.settings).hard_limit, 100000) / 2)) then
-      perform pgqueue.admit(g.queue, g.ready, g.top, g.bound, g.settings,
+    if g.ready > 0 and (coalesce(g.bound, 9223372036854775807) > least(soft_limit, hard_limit / 2)
+                        or (g.settings).rate_per_second is not null) then
+      perform pgqueue.admit(g.queue, g.ready, g.bound, g.settings,
         (g.settings).shed_low is true
         and exists (select from arrived a where a.queue = g.queue and a.priority = 3 and a.status = 'pending'));
     end if;
@@ -1011,7 +1025,7 @@ begin
 end $$;
 -- Limits of depth and rate: what an INSERT owes to the queue that it fills.
 
-create function pgqueue.admit(queue text, ready bigint, top bigint, bound bigint, settings pgqueue.queues, low boolean) returns void
+create function pgqueue.admit(queue text, ready bigint, bound bigint, settings pgqueue.queues, low boolean) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   as $$
 declare
@@ -1019,31 +1033,19 @@ declare
   soft_limit constant int := coalesce(settings.soft_limit, 50000);
   depth bigint := bound;
 begin
-  if depth is null then
-    if not exists (select from pgqueue.queue_depths d where d.queue = admit.queue) then
-      insert into pgqueue.sweep_notes (queue) values (admit.queue);
-    end if;
-    -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
-    if hard_limit > 10000 then
-      select case when top - w.candidate_before <= least(soft_limit, hard_limit) then top - w.candidate_before end
-        into depth from pgqueue.sweep_state w;
-    end if;
+  -- Half of a small limit, since what others have not committed yet is not in anybody's count.
+  if coalesce(depth, 9223372036854775807) > (case when hard_limit > 10000 then hard_limit else hard_limit / 2 end) then
+    depth := pgqueue.check_depth(queue, hard_limit);
   end if;
-  if ready > 0 then
-    -- Half of a small limit, since what others have not committed yet is not in anybody's count.
-    if coalesce(depth, 9223372036854775807) > (case when hard_limit > 10000 then hard_limit else hard_limit / 2 end) then
-      depth := pgqueue.check_depth(queue, hard_limit);
-    end if;
-    if depth > soft_limit then
-      perform pgqueue.slow_down(queue, soft_limit, ready, low);
-    end if;
-    if settings.rate_per_second is not null then
-      perform pgqueue.take_rate(queue, settings.rate_per_second, ready);
-    end if;
+  if depth > soft_limit then
+    perform pgqueue.slow_down(queue, soft_limit, ready, low);
+  end if;
+  if settings.rate_per_second is not null then
+    perform pgqueue.take_rate(queue, settings.rate_per_second, ready);
   end if;
 end $$;
-comment on function pgqueue.admit(text, bigint, bigint, bigint, pgqueue.queues, boolean) is
-  'Owed by an insert of `ready` pending jobs, the last with the seq `top`, into a queue: refuses them where they are too many. `bound` is that of queue_depths, null without one; `low`: some of them are shed where low ones are.';
+comment on function pgqueue.admit(text, bigint, bigint, pgqueue.queues, boolean) is
+  'Owed by an insert of `ready` pending jobs into a queue: refuses them where they are too many. `bound`: as many may be pending, null: nobody knows; `low`: some are shed where low ones are.';
 
 create function pgqueue.count_pending(queue text, most bigint) returns bigint
   language plpgsql security definer
@@ -1192,6 +1194,7 @@ declare
   wrong record;
   g record;
   top bigint;
+  bound bigint;
   taken boolean[];
   silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
   slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
@@ -1243,9 +1246,15 @@ begin
        where j.jobs > 0 group by j.queue order by j.queue
     loop
       top := currval('pgqueue.jobs_seq');
-      perform pgqueue.admit(g.queue, g.ready, top,
-        (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = g.queue and d.counted_at_seq >= 0),
-        g.settings, g.low and (g.settings).shed_low is true);
+      insert into pgqueue.sweep_notes (queue)
+        select g.queue where not exists (select from pgqueue.queue_depths d where d.queue = g.queue);
+      select coalesce(
+          (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = g.queue and d.counted_at_seq >= 0),
+          (select top - w.candidate_before from pgqueue.sweep_state w
+            where coalesce((g.settings).hard_limit, 100000) > 10000 and top - w.candidate_before
+                  <= least(coalesce((g.settings).soft_limit, 50000), coalesce((g.settings).hard_limit, 100000))))
+        into bound;
+      perform pgqueue.admit(g.queue, g.ready, bound, g.settings, g.low and (g.settings).shed_low is true);
       if not silent and exists (select from pgqueue.waiting) then
         perform pgqueue.ring(g.queue, g.ready, array(
           select distinct w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)

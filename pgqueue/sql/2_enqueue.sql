@@ -98,6 +98,8 @@ declare
   g record;
   only_queue text;
   size int;
+  hard_limit int;
+  soft_limit int;
   silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
   slot bigint;
   -- An id made elsewhere may be of another version or of a finished job; one made by this statement cannot.
@@ -166,10 +168,22 @@ begin
       continue;
     end if;
 
+    hard_limit := coalesce((g.settings).hard_limit, 100000);
+    soft_limit := coalesce((g.settings).soft_limit, 50000);
+    if g.bound is null then
+      if not exists (select from pgqueue.queue_depths d where d.queue = g.queue) then
+        insert into pgqueue.sweep_notes (queue) values (g.queue);
+      end if;
+      -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
+      if hard_limit > 10000 then
+        select case when g.top - w.candidate_before <= least(soft_limit, hard_limit) then g.top - w.candidate_before end
+          into g.bound from pgqueue.sweep_state w;
+      end if;
+    end if;
     -- Most queues are far from their limits, and the bound of their depth says so.
-    if g.bound is null or g.ready > 0 and ((g.settings).rate_per_second is not null
-         or g.bound > least(coalesce((g.settings).soft_limit, 50000), coalesce((g.settings).hard_limit, 100000) / 2)) then
-      perform pgqueue.admit(g.queue, g.ready, g.top, g.bound, g.settings,
+    if g.ready > 0 and (coalesce(g.bound, 9223372036854775807) > least(soft_limit, hard_limit / 2)
+                        or (g.settings).rate_per_second is not null) then
+      perform pgqueue.admit(g.queue, g.ready, g.bound, g.settings,
         (g.settings).shed_low is true
         and exists (select from arrived a where a.queue = g.queue and a.priority = 3 and a.status = 'pending'));
     end if;

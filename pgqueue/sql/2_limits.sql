@@ -1,6 +1,6 @@
 -- Limits of depth and rate: what an INSERT owes to the queue that it fills.
 
-create function pgqueue.admit(queue text, ready bigint, top bigint, bound bigint, settings pgqueue.queues, low boolean) returns void
+create function pgqueue.admit(queue text, ready bigint, bound bigint, settings pgqueue.queues, low boolean) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   as $$
 declare
@@ -8,31 +8,19 @@ declare
   soft_limit constant int := coalesce(settings.soft_limit, 50000);
   depth bigint := bound;
 begin
-  if depth is null then
-    if not exists (select from pgqueue.queue_depths d where d.queue = admit.queue) then
-      insert into pgqueue.sweep_notes (queue) values (admit.queue);
-    end if;
-    -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
-    if hard_limit > 10000 then
-      select case when top - w.candidate_before <= least(soft_limit, hard_limit) then top - w.candidate_before end
-        into depth from pgqueue.sweep_state w;
-    end if;
+  -- Half of a small limit, since what others have not committed yet is not in anybody's count.
+  if coalesce(depth, 9223372036854775807) > (case when hard_limit > 10000 then hard_limit else hard_limit / 2 end) then
+    depth := pgqueue.check_depth(queue, hard_limit);
   end if;
-  if ready > 0 then
-    -- Half of a small limit, since what others have not committed yet is not in anybody's count.
-    if coalesce(depth, 9223372036854775807) > (case when hard_limit > 10000 then hard_limit else hard_limit / 2 end) then
-      depth := pgqueue.check_depth(queue, hard_limit);
-    end if;
-    if depth > soft_limit then
-      perform pgqueue.slow_down(queue, soft_limit, ready, low);
-    end if;
-    if settings.rate_per_second is not null then
-      perform pgqueue.take_rate(queue, settings.rate_per_second, ready);
-    end if;
+  if depth > soft_limit then
+    perform pgqueue.slow_down(queue, soft_limit, ready, low);
+  end if;
+  if settings.rate_per_second is not null then
+    perform pgqueue.take_rate(queue, settings.rate_per_second, ready);
   end if;
 end $$;
-comment on function pgqueue.admit(text, bigint, bigint, bigint, pgqueue.queues, boolean) is
-  'Owed by an insert of `ready` pending jobs, the last with the seq `top`, into a queue: refuses them where they are too many. `bound` is that of queue_depths, null without one; `low`: some of them are shed where low ones are.';
+comment on function pgqueue.admit(text, bigint, bigint, pgqueue.queues, boolean) is
+  'Owed by an insert of `ready` pending jobs into a queue: refuses them where they are too many. `bound`: as many may be pending, null: nobody knows; `low`: some are shed where low ones are.';
 
 create function pgqueue.count_pending(queue text, most bigint) returns bigint
   language plpgsql security definer

@@ -40,6 +40,7 @@ declare
   wrong record;
   g record;
   top bigint;
+  bound bigint;
   taken boolean[];
   silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
   slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
@@ -91,9 +92,15 @@ begin
        where j.jobs > 0 group by j.queue order by j.queue
     loop
       top := currval('pgqueue.jobs_seq');
-      perform pgqueue.admit(g.queue, g.ready, top,
-        (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = g.queue and d.counted_at_seq >= 0),
-        g.settings, g.low and (g.settings).shed_low is true);
+      insert into pgqueue.sweep_notes (queue)
+        select g.queue where not exists (select from pgqueue.queue_depths d where d.queue = g.queue);
+      select coalesce(
+          (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = g.queue and d.counted_at_seq >= 0),
+          (select top - w.candidate_before from pgqueue.sweep_state w
+            where coalesce((g.settings).hard_limit, 100000) > 10000 and top - w.candidate_before
+                  <= least(coalesce((g.settings).soft_limit, 50000), coalesce((g.settings).hard_limit, 100000))))
+        into bound;
+      perform pgqueue.admit(g.queue, g.ready, bound, g.settings, g.low and (g.settings).shed_low is true);
       if not silent and exists (select from pgqueue.waiting) then
         perform pgqueue.ring(g.queue, g.ready, array(
           select distinct w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)

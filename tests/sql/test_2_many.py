@@ -19,6 +19,7 @@ def queue(q: Verbs, name: str, **settings: object) -> None:
 
 
 def test_ids_follow_each_other_in_the_order_of_the_jobs(q: Verbs) -> None:
+    assert q.enqueue_rows([]).ids == []
     first, second = (q.enqueue_rows(["t"] * 1000) for _ in range(2))
     assert (first.statuses, first.duplicates) == (None, None)
     stored = [row.job_id for row in q.rows("select job_id from pgqueue.jobs_live order by seq")]
@@ -29,7 +30,6 @@ def test_ids_follow_each_other_in_the_order_of_the_jobs(q: Verbs) -> None:
     near = "bool_and(abs(extract(epoch from pgqueue.id_time(job_id) - created_at)) < 5)"
     assert q.value(f"select {near} from pgqueue.jobs_live")
     assert q.value("select count(distinct shard) from pgqueue.jobs_live") == 64
-    assert q.enqueue_rows([]).ids == []
 
 
 def test_each_queue_has_its_own_limits(q: Verbs) -> None:

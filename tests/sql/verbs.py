@@ -103,7 +103,8 @@ class Verbs:
         types = {
             "job_types": "text", "payloads": "jsonb", "queues": "text", "priorities": "int",
             "scheduled_at": "timestamptz", "delays_ms": "bigint", "idempotency_keys": "text", "max_retries": "int",
-            "retry_policies": "jsonb", "timeouts_ms": "int", "expires_at": "timestamptz", "producer_ids": "text", "ordering_keys": "text",
+            "retry_policies": "jsonb", "timeouts_ms": "int", "expires_at": "timestamptz", "producer_ids": "text",
+            "ordering_keys": "text",
             "trace_contexts": "jsonb", "job_ids": "uuid",
         }  # fmt: skip
         casts = ", ".join(f"%s::{kind}[]" for kind in types.values())
