@@ -19,7 +19,7 @@ from pgqueue.connections import AsyncPool, SyncPool
 from pgqueue.errors import InvalidJob, InvalidPayload, JobCancelled, JobFailed, JobNotFound, NotFinished, as_seconds
 from pgqueue.job import EnqueuedJob, JobRow, NotJson, encode_json, priority_number
 from pgqueue.tasks import EnqueueOptions
-from pgqueue.wire import JsonTextArray, TextArray
+from pgqueue.wire import IntArray, JsonTextArray, TextArray
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -188,8 +188,9 @@ _ARRAYS: Final = {
     "job_id": "job_ids",
 }
 _TEXTS: Final = frozenset(
-    {"payload", "queue", "idempotency_key", "retry_policy", "producer_id", "ordering_key", "trace_context", "job_id"}
+    {"queue", "idempotency_key", "retry_policy", "producer_id", "ordering_key", "trace_context", "job_id"}
 )
+_INTS: Final = frozenset({"priority", "max_retries", "timeout_ms"})
 
 
 def many_parameters(
@@ -229,9 +230,10 @@ def many_parameters(
         job_types.append(job_type)
         values.append(one)
     names = {name for one in {id(one): one for one in values}.values() for name in one}
-    arrays = {
-        _ARRAYS[name]: (TextArray if name in _TEXTS else list)([one.get(name) for one in values]) for name in names
-    }
+    arrays: dict[str, list[Any]] = {}
+    for name in names:
+        kind: type[list[Any]] = TextArray if name in _TEXTS else IntArray if name in _INTS else list
+        arrays[_ARRAYS[name]] = kind(one.get(name) for one in values)
     return {
         **dict.fromkeys(_ARRAYS.values()),
         **arrays,

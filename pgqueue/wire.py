@@ -14,8 +14,8 @@ class UuidArray(list[bytes]):
     """A uuid[] parameter from ids of 16 bytes."""
 
 
-class IntArray(list[int]):
-    """An int[] parameter."""
+class IntArray(list[int | None]):
+    """An int[] parameter, None for SQL null. To a connection that was not taught it is a list."""
 
 
 class TextArray(list[str | None]):
@@ -56,9 +56,9 @@ class _IntArrayDumper(Dumper):
     oid = 1007
 
     def dump(self, obj: IntArray) -> Buffer | None:
-        sized = [4] * (2 * len(obj))
-        sized[1::2] = obj
-        return _array(23, len(obj), struct.pack(f"!{len(sized)}i", *sized))
+        # Attempts and priorities of many jobs are few.
+        sized = {item: _NULL if item is None else struct.pack("!ii", 4, item) for item in set(obj)}
+        return _array(23, len(obj), b"".join([sized[item] for item in obj]), None in sized)
 
 
 class _TextArrayDumper(Dumper):
