@@ -1811,10 +1811,13 @@ declare
   parts int := 0;
 begin
   if take.queues is null then
-    select coalesce(max(d.slot) + 1, 0), array(
-             select distinct n.queue from pgqueue.sweep_notes n
-              where n.ordering_key is null and not exists (select from pgqueue.queue_depths k where k.queue = n.queue))
+    select coalesce(max(d.slot) + 1, 0), array(select n.queue from pgqueue.sweep_notes n where n.ordering_key is null)
       into slots, names from pgqueue.queue_depths d;
+    if cardinality(names) > 0 then
+      names := array(
+        select distinct n from unnest(names) n
+         where not exists (select from pgqueue.queue_depths d where d.queue = n and d.slot < slots));
+    end if;
   else
     names := array(select distinct n from unnest(take.queues) n);
   end if;
@@ -1838,7 +1841,7 @@ begin
       into visit, lease_of, weights, kinds, firsts, next_n from (
       select n, k.queue, coalesce(take.lease, q.lease_ms * interval '1 millisecond', interval '30 seconds') as lease,
              case when q.lease_ms is null then '{8,4,2,1}' else coalesce(q.weights, '{0,0,0,0}') end as weights,
-             case when c.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts
+             case when f.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts
         from generate_series(next_n, candidates - 1) n
        cross join lateral (
          select case when o.slot < slots then (select d.queue from pgqueue.queue_depths d where d.slot = o.slot)
@@ -1846,20 +1849,14 @@ begin
            from (select ((start + n::bigint * stride) % candidates)::int as slot) o offset 0) k
         left join lateral (select q.paused, q.lease_ms, q.weights from pgqueue.queues q where q.name = k.queue limit 1) q on true
        cross join lateral (
-         select max(s.low_seq) filter (where s.priority = 0) as low0, max(s.low_seq) filter (where s.priority = 1) as low1,
-                max(s.low_seq) filter (where s.priority = 2) as low2, max(s.low_seq) filter (where s.priority = 3) as low3,
-                bool_or(not s.job_types <@ take.job_types) as by_type
-           from pgqueue.claim_starts s where s.queue = k.queue) c
-       cross join lateral (
-         select array[
-           (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = k.queue and j.priority = 0::smallint
-               and 0 = any (wanted_priorities) and j.seq >= coalesce(c.low0, 0) order by j.seq limit 1),
-           (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = k.queue and j.priority = 1::smallint
-               and 1 = any (wanted_priorities) and j.seq >= coalesce(c.low1, 0) order by j.seq limit 1),
-           (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = k.queue and j.priority = 2::smallint
-               and 2 = any (wanted_priorities) and j.seq >= coalesce(c.low2, 0) order by j.seq limit 1),
-           (select j.seq from pgqueue.jobs_live j where j.status = 'pending' and j.queue = k.queue and j.priority = 3::smallint
-               and 3 = any (wanted_priorities) and j.seq >= coalesce(c.low3, 0) order by j.seq limit 1)] as firsts offset 0) f
+         select array_agg(case when p = any (wanted_priorities) then (
+                  select j.seq from pgqueue.jobs_live j
+                   where j.status = 'pending' and j.queue = k.queue and j.priority = p::smallint and j.seq >= coalesce(s.low_seq, 0)
+                   order by j.seq limit 1) end) as firsts, bool_or(not s.job_types <@ take.job_types) as by_type
+           from generate_series(0, 3) p
+           left join lateral (
+             select s.low_seq, s.job_types from pgqueue.claim_starts s where s.queue = k.queue and s.priority = p limit 1) s on true
+         offset 0) f
        where q.paused is not true and f.firsts <> '{null,null,null,null}'
        limit visits) v;
     exit when visit is null;
