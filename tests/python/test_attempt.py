@@ -247,3 +247,8 @@ def test_stopped_attempts() -> None:
     # What ended before it noticed has ended.
     assert stopped(Stop.CANCEL, lambda: 1) == Completed(b"1")
     assert stopped(Stop.SHUTDOWN, lambda: 1) == Completed(b"1")
+
+
+def test_an_attempt_that_never_began_took_no_time() -> None:
+    attempt = Attempt(a_job().claimed, make_app("dbname=none").task("t")(lambda: None))
+    assert attempt.record(ValueError("x"))["duration_ms"] == 0
