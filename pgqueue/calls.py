@@ -3,7 +3,7 @@
 import gc
 import re
 from functools import partial
-from itertools import repeat
+from itertools import repeat, starmap
 from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
@@ -15,11 +15,11 @@ from pgqueue.job import ClaimedJob, EnqueuedJob, JobRow
 
 
 def _claimed(rows: Rows) -> list[ClaimedJob]:
-    return list(map(ClaimedJob._make, rows))
+    return list(starmap(ClaimedJob, rows))
 
 
 def _completed_and_claimed(rows: Rows) -> tuple[list[bytes], list[ClaimedJob]]:
-    return rows[0][0], [ClaimedJob._make(row[1:]) for row in rows if row[1] is not None]
+    return rows[0][0], [ClaimedJob(*row[1:]) for row in rows if row[1] is not None]
 
 
 def _uuid(value: Any) -> UUID:
@@ -134,7 +134,7 @@ WHY: Final = Call("why", "select pgqueue.why(%(job_id)s::uuid)", scalar)
 # Workers --------------------------------------------------------------------------------------------------------------
 
 _PLAIN: Final = {"payload": "payload::text", "trace_context": "trace_context::text"}
-_COLUMNS: Final = ", ".join(_PLAIN.get(column, column) for column in ClaimedJob._fields)
+_COLUMNS: Final = ", ".join(_PLAIN.get(column, column) for column in ClaimedJob.__struct_fields__)
 
 CLAIM: Final = Call(
     "claim",
