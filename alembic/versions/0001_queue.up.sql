@@ -2242,8 +2242,11 @@ begin
              d.job_id, d.queue, d.job_type, 'processing',
              case when d.cancel_requested_at is null then 'completed' else 'cancelled' end, d.attempts)) filter (where watching)
     into accepted, queues, keys, to_cancel, events from done d;
-  if coalesce(cardinality(accepted), 0) < cardinality(job_ids)
-     and cardinality(job_ids) > (select count(distinct u) from unnest(complete.job_ids) u) then
+  if coalesce(cardinality(accepted), 0) < cardinality(job_ids) and exists (
+       select from unnest(complete.job_ids) u(id) group by u.id
+       having count(*) > 1 and (u.id = any (accepted) or exists (
+         select from pgqueue.jobs_live j
+          where j.job_id = u.id and j.worker_id = complete.worker_id and (j.status = 'processing') is true))) then
     raise exception 'a job stands twice in job_ids' using errcode = 'PQ422', column = 'job_ids';
   end if;
 

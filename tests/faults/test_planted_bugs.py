@@ -168,7 +168,7 @@ BUGS = [
     bug(
         "complete takes any attempt", "result", a_zombie_completes,
         Change("complete", [
-            ("j.worker_id = complete.worker_id", "true"),
+            ("any (complete.job_ids) and j.worker_id = complete.worker_id", "any (complete.job_ids)"),
             ("j.attempts = (select g.attempts from given g)[width_bucket(j.job_id, (select g.job_ids from given g))]",
              "true"),
         ]),

@@ -87,6 +87,8 @@ def test_a_job_given_twice_is_refused_whole_and_never_stored_twice(q: Verbs) -> 
         q.call("complete", WORKER, [one.job_id, one.job_id], [one.attempts, one.attempts + 1], None)
     assert [q.job(job.job_id).status for job in (one, two)] == ["processing", "processing"]
     assert q.complete([one, two]) == {one.job_id, two.job_id}
+    # Of what is not the worker's nothing is stored, however often it is named.
+    assert q.complete([one, one]) == set()
 
 
 def test_each_job_gets_its_own_result_in_whatever_order_they_come(q: Verbs) -> None:
