@@ -166,7 +166,7 @@ comment on function pgqueue.take_by_shard is
   'Locks up to `wanted` pending jobs of some shards of one queue and priority, oldest first, without walking the other shards.';
 
 create function pgqueue.take(
-  queues text[], max_jobs int, lease interval, job_types text[], priorities smallint[], shards smallint[],
+  queues text[], max_jobs int, job_types text[], priorities smallint[], shards smallint[],
   out tids tid[], out visited text[], out leases interval[])
   language plpgsql
   set enable_indexscan = on set enable_memoize = off
@@ -236,7 +236,7 @@ begin
     -- The order, of which `exists` would make nothing, keeps the planner off jobs_live_pending_type.
     select array_agg(v.queue), array_agg(v.lease), array_agg(v.weights), array_agg(v.kind), array_agg(v.firsts), max(v.n) + 1
       into visit, lease_of, weights, kinds, firsts, next_n from (
-      select n, k.queue, coalesce(take.lease, q.lease_ms * interval '1 millisecond', interval '30 seconds') as lease,
+      select n, k.queue, coalesce(q.lease_ms * interval '1 millisecond', interval '30 seconds') as lease,
              case when q.lease_ms is null then '{8,4,2,1}' else coalesce(q.weights, '{0,0,0,0}') end as weights,
              case when f.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts
         from generate_series(next_n, candidates - 1) n
@@ -357,7 +357,7 @@ begin
   end if;
 end $$;
 comment on function pgqueue.take is
-  'Locks what a claim is to take, in priority, seq order; answers the leases of the queues visited. Runs under the settings of claim.';
+  'Locks what a claim is to take, in priority, seq order; answers the queues visited, and their leases. Runs under the settings of claim.';
 
 create function pgqueue.claim(
   worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
@@ -382,7 +382,7 @@ begin
     raise exception 'lease must be positive and at most 1 day, but is %', claim.lease using errcode = 'PQ422', column = 'lease';
   end if;
   select n.tids, n.visited, n.leases into t
-    from pgqueue.take(claim.queues, max_jobs, claim.lease, claim.job_types, claim.priorities, claim.shards) n;
+    from pgqueue.take(claim.queues, max_jobs, claim.job_types, claim.priorities, claim.shards) n;
   if t.tids is null then
     return;
   end if;
