@@ -126,7 +126,7 @@ class Claimer:
         self._asked -= asked
         if rows:
             self._fed = True
-            self._idling.fed()
+            self._idling.fed(len(rows))
             self._take(rows, claimed_at)
         if self._hungry and self._wanted() > 0:
             self._room.set()
@@ -139,7 +139,7 @@ class Claimer:
         """Claim what there is room for, or wait: for room, or for jobs."""
         wanted = self._wanted()
         if wanted < 1:
-            await self._idling.worked()
+            await self._idling.worked(0, self._claim_time)
             await self._wait_for_room()
             return
         began = time.monotonic()
@@ -153,11 +153,11 @@ class Claimer:
             self._take(rows, began)
         if rows or self._fed:
             self._fed = False
-            await self._idling.worked()
+            await self._idling.worked(len(rows), self._claim_time)
         elif self._empty is not None:
             self._empty()
         if len(rows) * 2 < wanted and not self._stopped:
-            await self._idling.wait(self._claim_time)
+            await self._idling.wait(len(rows), self._claim_time)
 
     def _wanted(self) -> int:
         """Return how many jobs to claim now."""

@@ -2,8 +2,11 @@
 
 It lingers, claiming every few milliseconds, so that producers which are faster than the bell never pay for it; then it
 asks for the bell and claims on until every writer that may have looked before it asked has ended; then it sleeps until
-the bell rings, or for the poll interval. Once it has asked, it stays asked: it takes itself off the list only after a
-time without sleep, which is longer where that turned out to be too short, so that the list is rarely written.
+the bell rings, or for the poll interval.
+
+Commits that ring go through one at a time. So a worker is on the list as long as jobs come slowly enough to take a
+small part of that time, and else claims by itself. Which of the two is looked at once in a while, and more rarely where
+the answer changed back and forth, so that the list is rarely written.
 """
 
 import asyncio
@@ -20,8 +23,13 @@ from pgqueue.settings import Settings
 _log: Final = logger("pgqueue.idling")
 #: All in seconds.
 LINGER: Final = 0.06
-LINGER_STEP: Final = 0.003
+LINGER_STEP: Final = 0.001
+#: A claim that brings so many jobs is followed by a pause of its own length, one of few by a shorter one.
+LARGE: Final = 8
+ALIKE_AT_MOST: Final = 16
 WRITERS_STEP: Final = 0.005
+#: The part of the time for which commits may ring one after the other; asked for again below half of it.
+RINGING: Final = 0.5
 BUSY_FOR: Final = 0.5
 BUSY_AT_MOST: Final = 16.0
 
@@ -50,7 +58,10 @@ class Idling:
         #: Ends a sleep; set by the listener, and by whoever wants a claim now.
         self.bell = asyncio.Event()
         self._had_work_at = time.monotonic()
-        self._slept_at = time.monotonic()
+        #: How many jobs came since, and whether it slept.
+        self._counted_from = time.monotonic()
+        self._jobs = 0
+        self._slept = False
         self._busy_for = BUSY_FOR
         self._left_at = 0.0
         self._registered_at = 0.0
@@ -58,45 +69,77 @@ class Idling:
         self.registered = False
         #: So many times longer it sleeps on a bell, since others look for lost ones too.
         self.crowd = 1.0
+        #: Live workers that take the same jobs, this one included.
+        self.alike = 1
 
     def forget(self) -> None:
         """Take it that the list may have lost us, as after a lost connection."""
         self.registered = False
 
-    def fed(self) -> None:
+    def fed(self, jobs: int) -> None:
         """Note that jobs came another way than by a claim."""
         self._had_work_at = time.monotonic()
+        self._jobs += jobs
 
-    async def worked(self) -> None:
-        """Note that a claim had jobs or that all slots are busy, and leave the list once that has lasted."""
+    async def worked(self, jobs: int, claim_time: float) -> None:
+        """Note that a claim had jobs, 0 that all slots are busy; leave the list once it costs others too much.
+
+        `claim_time` is what a claim takes, in seconds.
+        """
         now = self._had_work_at = time.monotonic()
-        if self.registered and now - self._slept_at > self._busy_for:
-            self.registered = False
-            self._left_at = now
-            await self._link.call(calls.STOP_WAITING, worker_id=self._registration["worker_id"])
+        self._jobs += jobs
+        lasted = now - self._counted_from
+        if self.registered and lasted > self._busy_for:
+            ringing = self._ringing(lasted, claim_time)
+            leaves = not self._slept or ringing > RINGING
+            self._count_anew(now)
+            if leaves:
+                self.registered = False
+                self._left_at = now
+                await self._link.call(calls.STOP_WAITING, worker_id=self._registration["worker_id"])
 
-    async def wait(self, claim_time: float) -> None:
-        """Wait as long as it makes sense after an empty claim; `claim_time` is what a claim takes, in seconds."""
+    async def wait(self, jobs: int, claim_time: float) -> None:
+        """Wait as long as it makes sense after a claim of so many jobs, which was to bring more.
+
+        `claim_time` is what a claim takes, in seconds.
+        """
         now = time.monotonic()
-        if now - self._had_work_at < LINGER + 2 * claim_time:
-            # A database that answers slowly is asked less often.
-            await self._nap(max(LINGER_STEP, 2 * claim_time))
-            return
-        if not self._notify:
+        if not self.registered and self._lingers(now, claim_time):
+            # A database that answers slowly is asked less often, and so is one that has many jobs: they come together.
+            step = max(LINGER_STEP, claim_time * min(max(jobs / LARGE, 0.5), 2.0))
+            await self._nap(step * min(self.alike, ALIKE_AT_MOST))
+        elif not self._notify:
             await self._sleep(max(self._poll, 20 * claim_time))
-            return
-        if not self.registered:
+        elif not self.registered:
             await self._register(now)
-            return
-        if self._writers:
+        elif self._writers:
             waited = now - self._registered_at
             if await self._link.call(calls.WRITERS_OPEN, writers=self._writers):
                 # One that stays open for long is looked after less and less often.
                 await self._nap(min(max(WRITERS_STEP, waited / 10), self._poll))
             else:
                 self._writers = []
-            return
-        await self._sleep(max(self._poll * self.crowd, 20 * claim_time))
+        else:
+            await self._sleep(max(self._poll * self.crowd, 20 * claim_time))
+
+    def _lingers(self, now: float, claim_time: float) -> bool:
+        if now - self._had_work_at > LINGER + 2 * claim_time:
+            return False
+        lasted = now - self._counted_from
+        if not self._notify or lasted < self._busy_for:
+            return True
+        ringing = self._ringing(lasted, claim_time)
+        self._count_anew(now)
+        return ringing > RINGING / 2
+
+    def _ringing(self, lasted: float, claim_time: float) -> float:
+        """Return the part of the time that bells for all jobs would take; a claim takes about as long as a commit."""
+        return self._jobs * self.alike * claim_time / lasted
+
+    def _count_anew(self, now: float) -> None:
+        self._counted_from = now
+        self._jobs = 0
+        self._slept = False
 
     async def _register(self, now: float) -> None:
         if now - self._left_at < 10 * self._busy_for:
@@ -106,14 +149,15 @@ class Idling:
         await self._link.call(calls.WAIT_FOR_WORK, **self._registration)
         self.registered = True
         self._registered_at = time.monotonic()
+        self._count_anew(self._registered_at)
         self._writers = await self._link.call(calls.OPEN_WRITERS) or []
 
     async def _nap(self, seconds: float) -> None:
         await self._until_bell(seconds)
 
     async def _sleep(self, seconds: float) -> None:
+        self._slept = self._slept or not self.bell.is_set()
         await self._until_bell(seconds * random.uniform(0.9, 1.1))
-        self._slept_at = time.monotonic()
 
     async def _until_bell(self, seconds: float) -> None:
         try:

@@ -384,6 +384,7 @@ class Worker:
         # Those that looked in between are gone: nobody may look before this one's long sleep ends.
         alone = crowd < self._idling.crowd / 2
         self._idling.crowd = crowd
+        self._idling.alike = alike
         for service in self.services:
             service.crowd = crowd
             if alone:

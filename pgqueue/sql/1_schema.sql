@@ -169,9 +169,8 @@ create table pgqueue.jobs (
   idempotency_key pgqueue.idempotency_key,
   producer_id pgqueue.producer_id,
   ordering_key pgqueue.ordering_key,
-  shard smallint not null generated always as (
-    case when ordering_key is null then get_byte(uuid_send(job_id), 15) & 63 else hashtext(ordering_key) & 63 end
-  ) stored,
+  -- Every statement that writes a job reads this expression anew, so it is a short one.
+  shard smallint not null generated always as (coalesce(hashtext(ordering_key), get_byte(uuid_send(job_id), 15)) & 63) stored,
   worker_id uuid,
   lease_expires_at timestamptz,
   cancel_requested_at timestamptz,

@@ -1,0 +1,99 @@
+"""When a worker asks for the bell, and when it claims by itself."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+
+from pgqueue.connections import Link
+from pgqueue.idling import Idling
+from pgqueue.settings import Settings
+
+Session = psycopg.Connection[Any]
+#: Seconds.
+CLAIM = 0.002
+
+
+def idling(database: str, body: Callable[[Idling], Awaitable[None]]) -> None:
+    """Run the body with an Idling that sleeps on the bell."""
+
+    async def run() -> None:
+        settings = Settings.load(dsn=database, poll_interval=30)
+        link = Link(database, settings, "test")
+        made = Idling(link, settings, uuid4(), None, ["t"])
+        try:
+            made.bell.set()
+            while not made.registered or made._writers:
+                await made.wait(0, CLAIM)
+            await body(made)
+        finally:
+            link.close()
+
+    asyncio.run(run())
+
+
+async def work(made: Idling, jobs: int, times: int, *, until: Callable[[], bool] = lambda: False) -> int:
+    """Have claims of so many jobs come every 25 ms; return how many of the waits between them only a bell ended."""
+    rung = 0
+    for _ in range(times):
+        await made.worked(jobs, CLAIM)
+        if until():
+            break
+        waiting = asyncio.ensure_future(made.wait(jobs, CLAIM))
+        await asyncio.sleep(0.025)
+        rung += not waiting.done()
+        made.bell.set()
+        await waiting
+        made.bell.clear()
+    return rung
+
+
+def listed(connection: Session) -> list[Any]:
+    return connection.execute("select ctid::text, xmin::text from pgqueue.waiting").fetchall()
+
+
+def test_who_has_few_jobs_stays_on_the_list_and_sleeps_between_them(database: str, connection: Session) -> None:
+    async def body(made: Idling) -> None:
+        before = listed(connection)
+        assert len(before) == 1
+        # Sooner one after the other than the time for which a worker lingers that is not on the list.
+        assert await work(made, 1, 60) == 60
+        assert made.registered
+        assert listed(connection) == before
+
+    idling(database, body)
+
+
+def test_who_has_many_jobs_leaves_the_list_until_they_are_few(database: str, connection: Session) -> None:
+    async def body(made: Idling) -> None:
+        await work(made, 100, 400, until=lambda: not made.registered)
+        assert listed(connection) == []
+        await work(made, 100, 40)
+        assert not made.registered
+        await work(made, 1, 400, until=lambda: made.registered)
+        assert len(listed(connection)) == 1
+
+    idling(database, body)
+
+
+def test_many_workers_alike_ring_as_one_does(database: str, connection: Session) -> None:
+    async def body(made: Idling) -> None:
+        made.alike = 50
+        await work(made, 1, 400, until=lambda: not made.registered)
+        assert listed(connection) == []
+
+    idling(database, body)
+
+
+def test_who_is_busy_without_a_break_leaves_the_list(database: str, connection: Session) -> None:
+    async def body(made: Idling) -> None:
+        for _ in range(400):
+            await made.worked(0, CLAIM)
+            if not made.registered:
+                break
+            await asyncio.sleep(0.01)
+        assert listed(connection) == []
+
+    idling(database, body)
