@@ -750,6 +750,56 @@ create trigger jobs_arrived after insert on pgqueue.jobs
   referencing new table as arrived
   for each statement execute function pgqueue.jobs_arrived();
 
+create function pgqueue.arrive(queue text, top bigint, ready bigint, low boolean, job_types text[]) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+  as $$
+declare
+  g record;
+  bound bigint;
+  hard_limit int;
+  soft_limit int;
+begin
+  select (select q from pgqueue.queues q where q.name = arrive.queue) as settings,
+         (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = arrive.queue and d.counted_at_seq >= 0) as bound,
+         exists (select from pgqueue.waiting) as sleepers
+    into g;
+  hard_limit := coalesce((g.settings).hard_limit, 100000);
+  soft_limit := coalesce((g.settings).soft_limit, 50000);
+  bound := g.bound;
+  if bound is null then
+    insert into pgqueue.sweep_notes (queue)
+      select arrive.queue where not exists (select from pgqueue.queue_depths d where d.queue = arrive.queue);
+    if hard_limit > 10000 then
+      select case when top - w.candidate_before <= least(soft_limit, hard_limit) then top - w.candidate_before end
+        into bound from pgqueue.sweep_state w;
+    end if;
+  end if;
+  if coalesce(bound, 9223372036854775807) > least(soft_limit, hard_limit / 2) or (g.settings).rate_per_second is not null then
+    perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
+  end if;
+  if g.sleepers and current_setting('pgqueue.wake', true) is distinct from 'off' then
+    perform pgqueue.ring(queue, ready, job_types);
+  end if;
+end $$;
+comment on function pgqueue.arrive(text, bigint, bigint, boolean, text[]) is
+  'What jobs_arrived does for one queue, owed by whoever inserts `ready` pending jobs straight into jobs_live. `top`: their highest seq; `low`: some are of low priority; `job_types`: of them all.';
+
+create function pgqueue.announce(job_ids uuid[], job_types text[], queues text[]) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
+begin
+  if current_setting('pgqueue.wake', true) is distinct from 'off' and pgqueue.watched()
+     and slot > (select s.last_value from pgqueue.notice_slot s) then
+    perform setval('pgqueue.notice_slot', slot);
+    perform pgqueue.publish(array_agg(pgqueue.event('job.queued', w.id, coalesce(w.queue, 'default'), w.job_type, null, 'pending', 0)))
+       from (select * from unnest(job_ids, job_types, queues) u(id, job_type, queue) limit 2000) w;
+  end if;
+end $$;
+comment on function pgqueue.announce(uuid[], text[], text[]) is
+  'Tells watchers of new pending jobs, as jobs_arrived does, for whoever inserts them straight into jobs_live.';
+
 create function pgqueue.as_enqueued(j pgqueue.jobs, duplicate boolean) returns pgqueue.enqueued
   language sql immutable
   as $$
@@ -803,6 +853,23 @@ begin
       return query select * from pgqueue.known_job(enqueue.producer_id, enqueue.idempotency_key);
       return;
     end if;
+  end if;
+
+  if num_nonnulls(not_before, enqueue.idempotency_key, enqueue.ordering_key, id) = 0
+     and enqueue.job_type <> '' and coalesce(enqueue.queue, 'default') <> '' then
+    -- With none of these nothing is to be looked up about the job: it goes where the root would send it, past its trigger.
+    insert into pgqueue.jobs_live as n (queue, job_type, payload, priority, max_retries, retry_policy, timeout_ms,
+        expires_at, producer_id, trace_context)
+      values (coalesce(enqueue.queue, 'default'), enqueue.job_type, coalesce(enqueue.payload, '{}'),
+        coalesce(enqueue.priority, 2), coalesce(enqueue.max_retries, 3), enqueue.retry_policy, enqueue.timeout_ms,
+        enqueue.expires_at, enqueue.producer_id, enqueue.trace_context)
+      returning n.* into j;
+    perform pgqueue.arrive(j.queue, j.seq, 1, j.priority = 3, array[j.job_type]);
+    if exists (select from pgqueue.watchers) then
+      perform pgqueue.announce(array[j.job_id], array[j.job_type], array[j.queue]);
+    end if;
+    return next pgqueue.as_enqueued(j, false);
+    return;
   end if;
 
   insert into pgqueue.jobs as n (job_id, queue, job_type, payload, priority, max_retries, retry_policy, timeout_ms,
@@ -1191,12 +1258,7 @@ create function pgqueue.enqueue_rows(
 #variable_conflict use_column
 declare
   wrong record;
-  g record;
-  top bigint;
-  bound bigint;
   taken boolean[];
-  silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
-  slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
 begin
   select w.n, w.what, w.at into wrong from (
     select u.n, case
@@ -1234,36 +1296,19 @@ begin
                   enqueue_rows.max_retries, enqueue_rows.retry_policies, enqueue_rows.timeouts_ms, enqueue_rows.expires_at,
                   enqueue_rows.producer_ids, enqueue_rows.trace_contexts)
         w(id, job_type, payload, queue, priority, max_retries, retry_policy, timeout_ms, expires_at, producer, trace_context);
-    -- What the trigger does for the queues of an INSERT.
-    for g in
-      select j.queue, sum(j.jobs)::bigint as ready, bool_or(j.low) as low, (select q from pgqueue.queues q where q.name = j.queue) as settings
-        from (select coalesce(u.queue, 'default') as queue, count(*) as jobs, coalesce(bool_or(u.priority = 3), false) as low
-                from unnest(enqueue_rows.queues, enqueue_rows.priorities) u(queue, priority) group by 1
-              union all
-              select 'default', cardinality(enqueue_rows.job_types)
-                  - coalesce(greatest(cardinality(enqueue_rows.queues), cardinality(enqueue_rows.priorities)), 0), false) j
-       where j.jobs > 0 group by j.queue order by j.queue
-    loop
-      top := currval('pgqueue.jobs_seq');
-      insert into pgqueue.sweep_notes (queue)
-        select g.queue where not exists (select from pgqueue.queue_depths d where d.queue = g.queue);
-      select coalesce(
-          (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = g.queue and d.counted_at_seq >= 0),
-          (select top - w.candidate_before from pgqueue.sweep_state w
-            where coalesce((g.settings).hard_limit, 100000) > 10000 and top - w.candidate_before
-                  <= least(coalesce((g.settings).soft_limit, 50000), coalesce((g.settings).hard_limit, 100000))))
-        into bound;
-      perform pgqueue.admit(g.queue, g.ready, bound, g.settings, g.low and (g.settings).shed_low is true);
-      if not silent and exists (select from pgqueue.waiting) then
-        perform pgqueue.ring(g.queue, g.ready, array(
-          select distinct w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)
-           where coalesce(w.queue, 'default') = g.queue));
-      end if;
-    end loop;
-    if not silent and pgqueue.watched() and slot > (select s.last_value from pgqueue.notice_slot s) then
-      perform setval('pgqueue.notice_slot', slot);
-      perform pgqueue.publish(array_agg(pgqueue.event('job.queued', w.id, coalesce(w.queue, 'default'), w.job_type, null, 'pending', 0)))
-         from (select * from unnest(ids, enqueue_rows.job_types, enqueue_rows.queues) u(id, job_type, queue) limit 2000) w;
+    perform pgqueue.arrive(j.queue, currval('pgqueue.jobs_seq'), j.jobs, j.low, case when exists (select from pgqueue.waiting) then array(
+        select distinct w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)
+         where coalesce(w.queue, 'default') = j.queue) end)
+       from (
+         select n.queue, sum(n.jobs)::bigint as jobs, bool_or(n.low) as low
+           from (select coalesce(u.queue, 'default') as queue, count(*) as jobs, coalesce(bool_or(u.priority = 3), false) as low
+                   from unnest(enqueue_rows.queues, enqueue_rows.priorities) u(queue, priority) group by 1
+                 union all
+                 select 'default', cardinality(enqueue_rows.job_types)
+                     - coalesce(greatest(cardinality(enqueue_rows.queues), cardinality(enqueue_rows.priorities)), 0), false) n
+          where n.jobs > 0 group by n.queue order by n.queue) j;
+    if exists (select from pgqueue.watchers) then
+      perform pgqueue.announce(ids, enqueue_rows.job_types, enqueue_rows.queues);
     end if;
     return;
   end if;

@@ -38,12 +38,7 @@ create function pgqueue.enqueue_rows(
 #variable_conflict use_column
 declare
   wrong record;
-  g record;
-  top bigint;
-  bound bigint;
   taken boolean[];
-  silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
-  slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
 begin
   select w.n, w.what, w.at into wrong from (
     select u.n, case
@@ -81,36 +76,19 @@ begin
                   enqueue_rows.max_retries, enqueue_rows.retry_policies, enqueue_rows.timeouts_ms, enqueue_rows.expires_at,
                   enqueue_rows.producer_ids, enqueue_rows.trace_contexts)
         w(id, job_type, payload, queue, priority, max_retries, retry_policy, timeout_ms, expires_at, producer, trace_context);
-    -- What the trigger does for the queues of an INSERT.
-    for g in
-      select j.queue, sum(j.jobs)::bigint as ready, bool_or(j.low) as low, (select q from pgqueue.queues q where q.name = j.queue) as settings
-        from (select coalesce(u.queue, 'default') as queue, count(*) as jobs, coalesce(bool_or(u.priority = 3), false) as low
-                from unnest(enqueue_rows.queues, enqueue_rows.priorities) u(queue, priority) group by 1
-              union all
-              select 'default', cardinality(enqueue_rows.job_types)
-                  - coalesce(greatest(cardinality(enqueue_rows.queues), cardinality(enqueue_rows.priorities)), 0), false) j
-       where j.jobs > 0 group by j.queue order by j.queue
-    loop
-      top := currval('pgqueue.jobs_seq');
-      insert into pgqueue.sweep_notes (queue)
-        select g.queue where not exists (select from pgqueue.queue_depths d where d.queue = g.queue);
-      select coalesce(
-          (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = g.queue and d.counted_at_seq >= 0),
-          (select top - w.candidate_before from pgqueue.sweep_state w
-            where coalesce((g.settings).hard_limit, 100000) > 10000 and top - w.candidate_before
-                  <= least(coalesce((g.settings).soft_limit, 50000), coalesce((g.settings).hard_limit, 100000))))
-        into bound;
-      perform pgqueue.admit(g.queue, g.ready, bound, g.settings, g.low and (g.settings).shed_low is true);
-      if not silent and exists (select from pgqueue.waiting) then
-        perform pgqueue.ring(g.queue, g.ready, array(
-          select distinct w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)
-           where coalesce(w.queue, 'default') = g.queue));
-      end if;
-    end loop;
-    if not silent and pgqueue.watched() and slot > (select s.last_value from pgqueue.notice_slot s) then
-      perform setval('pgqueue.notice_slot', slot);
-      perform pgqueue.publish(array_agg(pgqueue.event('job.queued', w.id, coalesce(w.queue, 'default'), w.job_type, null, 'pending', 0)))
-         from (select * from unnest(ids, enqueue_rows.job_types, enqueue_rows.queues) u(id, job_type, queue) limit 2000) w;
+    perform pgqueue.arrive(j.queue, currval('pgqueue.jobs_seq'), j.jobs, j.low, case when exists (select from pgqueue.waiting) then array(
+        select distinct w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)
+         where coalesce(w.queue, 'default') = j.queue) end)
+       from (
+         select n.queue, sum(n.jobs)::bigint as jobs, bool_or(n.low) as low
+           from (select coalesce(u.queue, 'default') as queue, count(*) as jobs, coalesce(bool_or(u.priority = 3), false) as low
+                   from unnest(enqueue_rows.queues, enqueue_rows.priorities) u(queue, priority) group by 1
+                 union all
+                 select 'default', cardinality(enqueue_rows.job_types)
+                     - coalesce(greatest(cardinality(enqueue_rows.queues), cardinality(enqueue_rows.priorities)), 0), false) n
+          where n.jobs > 0 group by n.queue order by n.queue) j;
+    if exists (select from pgqueue.watchers) then
+      perform pgqueue.announce(ids, enqueue_rows.job_types, enqueue_rows.queues);
     end if;
     return;
   end if;
