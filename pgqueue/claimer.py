@@ -1,8 +1,8 @@
 """The claimer: the one that claims in a process. Keeps a short buffer of claimed jobs in front of the executor's slots.
 
-The buffer holds about 0.1 s of work at the measured time of tasks, and one job per free slot when they are slower, so
-that quick jobs never wait for a claim and slow ones are left to others. A database that answers slowly is asked less
-often, for more at a time.
+The buffer holds about 0.1 s of work at the measured time of tasks. When they are slower it holds one job per free slot,
+and beyond these only what finds a slot within 0.06 s: so no slot waits for a claim, and slow jobs are left to others.
+A database that answers slowly is asked less often, for more at a time.
 """
 
 import asyncio
@@ -24,8 +24,9 @@ from pgqueue.log import logger
 from pgqueue.tasks import Task
 
 _log: Final = logger("pgqueue.claimer")
-#: Seconds of work that may be held without being run: usually, and when claims take long.
+#: Seconds of work that may be held without being run: usually, of tasks that take longer, and when claims take long.
 AHEAD: Final = 0.1
+AHEAD_OF_SLOW: Final = 0.06
 AHEAD_AT_MOST: Final = 0.5
 MOST_AHEAD: Final = 1000
 MOST_PER_CLAIM: Final = 500
@@ -165,9 +166,10 @@ class Claimer:
             return 0
         free = self._executor.free
         ahead = 0
-        # A claim is sent when half of it is left, which must last until the answer.
-        seconds = min(max(AHEAD, 2 * self._claim_time), AHEAD_AT_MOST)
-        if self._duration is not None and self._duration < seconds:
+        if self._duration is not None:
+            # A claim is sent when half of it is left, which must last until the answer.
+            least = AHEAD if self._duration < AHEAD else AHEAD_OF_SLOW
+            seconds = min(max(least, 2 * self._claim_time), AHEAD_AT_MOST)
             ahead = min(int(seconds / max(self._duration / self._concurrency, _CHEAPEST)), MOST_AHEAD)
         waiting = len(self._buffer) + self._asked
         if ahead > free and waiting * 2 > ahead:

@@ -48,7 +48,7 @@ _QUIET_PATIENCE: Final = 0.05
 class _Step:
     """A step in SQL: how often it is called, in seconds (0: with every sweep), and how much it may do.
 
-    One that moved `many` is called again after `apart` seconds.
+    One that moved `many` is called again after `apart` seconds. While nothing is to do, every `calm`th sweep calls it.
     """
 
     name: str
@@ -56,6 +56,7 @@ class _Step:
     when_due: bool = False
     many: int = _MANY
     apart: float = 0.0
+    calm: int = 1
     batch: int = BATCH
     next_at: float = -math.inf
 
@@ -78,9 +79,10 @@ class Sweeper(Service):
             _Step("due", when_due=True),
             _Step("leases"),
             _Step("cursors", many=BATCH, apart=_RISING),
-            _Step("keys"),
-            _Step("expired"),
-            _Step("shed"),
+            # What they find may wait for some seconds: no claim takes an expired job, and no key loses its head unseen.
+            _Step("keys", calm=4),
+            _Step("expired", calm=4),
+            _Step("shed", calm=4),
             _Step("timeouts", every=5.0),
             _Step("retention", every=5.0),
             _Step("prune", every=10.0),
@@ -160,7 +162,7 @@ class Sweeper(Service):
             if problem is not None:
                 self._problems[name] = problem
         for step in due:
-            step.next_at = now + step.every
+            step.next_at = now + max(step.every, (step.calm - 1) * self.interval)
             jobs, _ = swept.steps.get(step.name, (None, None))
             if (jobs or 0) >= _QUIET_BATCH:
                 self._once_more(step)

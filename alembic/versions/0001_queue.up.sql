@@ -199,9 +199,10 @@ comment on column pgqueue.jobs.uncharged is
 comment on column pgqueue.jobs.due_at is
   'When a submitted or failed job becomes pending. A submitted job without it waits for the job before it of its ordering_key.';
 
+-- Half of a page is for the second version of each job: on one page the WAL holds what a claim has changed, not the row.
 create table pgqueue.jobs_live partition of pgqueue.jobs
   for values in ('submitted', 'pending', 'processing', 'failed')
-  with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
+  with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2);
 comment on table pgqueue.jobs_live is
   'Jobs to which something can still happen. Edit them as pgqueue.jobs, where what you write is checked.';
@@ -1049,20 +1050,25 @@ comment on function pgqueue.enqueue_many(jsonb) is
 -- Idempotency keys: one job for each key of a producer, until the key expires.
 
 create function pgqueue.take_keys(producers text[], keys text[], job_ids uuid[], ttls bigint[], again boolean) returns bigint
-  language sql security definer set search_path = pg_catalog, pg_temp
+  language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   as $$
-    -- Sorted, so that two statements with the same keys wait for each other instead of deadlocking.
-    with taken as (
-      insert into pgqueue.idempotency_keys as k (producer_id, idempotency_key, job_id, expires_at)
-      select w.producer, w.key, w.job_id, pgqueue.clock() + w.ttl * interval '1 millisecond'
-        from unnest(producers, keys, job_ids, ttls) w(producer, key, job_id, ttl)
-       order by w.producer, w.key
-      on conflict on constraint "idempotency_key is taken" do update
-         set job_id = excluded.job_id, expires_at = excluded.expires_at
-       where k.expires_at <= pgqueue.clock() or (again and k.job_id = excluded.job_id)
-      returning 1)
-    select count(*) from taken
-  $$;
+#variable_conflict use_column
+declare
+  had bigint;
+begin
+  -- Sorted, so that two statements with the same keys wait for each other instead of deadlocking.
+  with taken as (
+    insert into pgqueue.idempotency_keys as k (producer_id, idempotency_key, job_id, expires_at)
+    select w.producer, w.key, w.job_id, pgqueue.clock() + w.ttl * interval '1 millisecond'
+      from unnest(producers, keys, job_ids, ttls) w(producer, key, job_id, ttl)
+     order by w.producer, w.key
+    on conflict on constraint "idempotency_key is taken" do update
+       set job_id = excluded.job_id, expires_at = excluded.expires_at
+     where k.expires_at <= pgqueue.clock() or (again and k.job_id = excluded.job_id)
+    returning 1)
+  select count(*) into had from taken;
+  return had;
+end $$;
 comment on function pgqueue.take_keys(text[], text[], uuid[], bigint[], boolean) is
   'Takes idempotency keys for jobs, expired ones in place; says how many were to be had. No key may stand twice; `again` counts those that the same jobs hold.';
 
@@ -1645,9 +1651,7 @@ begin
 end $$;
 create trigger jobs_unknown_refused before insert on pgqueue.jobs_unknown
   for each row execute function pgqueue.status_is_unknown();
--- Claim and heartbeat.
---
--- A claim costs the same however many rows wait, are finished, or must be passed over:
+-- Claim. It costs the same however many rows wait, are finished, or must be passed over:
 --   * it begins at claim_starts.low_seq, and takes jobs from the first that a look from there has found;
 --   * one statement looks into queues, in an order that changes with every claim, until it has found enough of them; one
 --     more locks jobs of all of these, by a limit per queue and priority, and so no more rows than it takes;
@@ -2066,6 +2070,7 @@ create function pgqueue.job_types_waiting(queues text[]) returns text[]
         from t where t.job_type is not null)
     select coalesce(array_agg(distinct t.job_type), '{}') from t where t.job_type is not null
   $$;
+-- Heartbeat: renews leases, and answers which attempts are to stop.
 
 create function pgqueue.heartbeat(worker_id uuid, job_ids uuid[], attempts int[], lease interval default null)
   returns table (job_id uuid, attempt int, reason text)
@@ -2990,15 +2995,17 @@ comment on function pgqueue.why(uuid) is 'Why a job is not running now, in one s
 -- The lease and due indexes have dead ends too: sweeps begin a minute before the moment of the last such candidate.
 
 create function pgqueue.open_writers() returns text[]
-  language sql volatile security definer set search_path = pg_catalog, pg_temp
+  language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   as $$
-    -- PREPARE TRANSACTION keeps the virtual transaction and loses the pid.
+begin
+  -- plpgsql, which keeps the plan. PREPARE TRANSACTION keeps the virtual transaction and loses the pid.
+  return (
     select coalesce(array_agg(distinct l.virtualtransaction), '{}') from pg_locks l
      where l.locktype = 'relation' and l.mode = 'RowExclusiveLock' and l.granted
        and l.database = (select d.oid from pg_database d where d.datname = current_database())
        and l.relation in ('pgqueue.jobs'::regclass, 'pgqueue.jobs_live'::regclass)
-       and l.pid is distinct from pg_backend_pid()
-  $$;
+       and l.pid is distinct from pg_backend_pid());
+end $$;
 comment on function pgqueue.open_writers() is 'The transactions that may have drawn a seq and not ended yet, prepared ones included.';
 
 create function pgqueue.sweep_cursors(max_jobs int) returns bigint
@@ -4175,20 +4182,27 @@ begin
 end $$;
 
 create function pgqueue.note_step(step text, begun timestamptz, jobs bigint, problem text) returns void
-  language sql security definer set search_path = pg_catalog, pg_temp
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
-    insert into pgqueue.sweep_steps as s (step, last_run_at, last_duration_ms, last_jobs, jobs, last_error, failures, retry_at)
-      values (note_step.step, pgqueue.clock(), extract(epoch from clock_timestamp() - begun) * 1000, note_step.jobs, note_step.jobs, problem,
-              (problem is not null)::int, case when problem is not null then pgqueue.clock() end)
-      on conflict (step) do update
-         set last_run_at = excluded.last_run_at, last_duration_ms = excluded.last_duration_ms, last_jobs = excluded.last_jobs,
-             runs = s.runs + 1, jobs = s.jobs + excluded.jobs, last_error = excluded.last_error,
-             failures = case when excluded.last_error is null then 0 else s.failures + 1 end,
-             -- Slowly enough that a fault of ten seconds is over within two sweeps.
-             retry_at = case when excluded.last_error is not null then pgqueue.clock() + least(s.failures * 0.1, 30) * interval '1 second' end
-       where excluded.last_jobs > 0 or excluded.last_error is not null or s.last_error is not null
-          or s.last_run_at < pgqueue.clock() - interval '5 seconds' or s.last_run_at > pgqueue.clock()
-  $$;
+#variable_conflict use_column
+begin
+  -- Before the INSERT, whose conflict locks the row: a sweep without work is to write nothing.
+  if note_step.jobs = 0 and problem is null and exists (
+       select from pgqueue.sweep_steps s
+        where s.step = note_step.step and s.last_error is null
+          and s.last_run_at between pgqueue.clock() - interval '5 seconds' and pgqueue.clock()) then
+    return;
+  end if;
+  insert into pgqueue.sweep_steps as s (step, last_run_at, last_duration_ms, last_jobs, jobs, last_error, failures, retry_at)
+    values (note_step.step, pgqueue.clock(), extract(epoch from clock_timestamp() - begun) * 1000, note_step.jobs, note_step.jobs, problem,
+            (problem is not null)::int, case when problem is not null then pgqueue.clock() end)
+    on conflict on constraint sweep_steps_pkey do update
+       set last_run_at = excluded.last_run_at, last_duration_ms = excluded.last_duration_ms, last_jobs = excluded.last_jobs,
+           runs = s.runs + 1, jobs = s.jobs + excluded.jobs, last_error = excluded.last_error,
+           failures = case when excluded.last_error is null then 0 else s.failures + 1 end,
+           -- Slowly enough that a fault of ten seconds is over within two sweeps.
+           retry_at = case when excluded.last_error is not null then pgqueue.clock() + least(s.failures * 0.1, 30) * interval '1 second' end;
+end $$;
 comment on function pgqueue.note_step(text, timestamptz, bigint, text) is
   'Notes a run of a step of the sweep that began at `begun`; one that did nothing is noted every five seconds.';
 

@@ -1,20 +1,25 @@
 -- Idempotency keys: one job for each key of a producer, until the key expires.
 
 create function pgqueue.take_keys(producers text[], keys text[], job_ids uuid[], ttls bigint[], again boolean) returns bigint
-  language sql security definer set search_path = pg_catalog, pg_temp
+  language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   as $$
-    -- Sorted, so that two statements with the same keys wait for each other instead of deadlocking.
-    with taken as (
-      insert into pgqueue.idempotency_keys as k (producer_id, idempotency_key, job_id, expires_at)
-      select w.producer, w.key, w.job_id, pgqueue.clock() + w.ttl * interval '1 millisecond'
-        from unnest(producers, keys, job_ids, ttls) w(producer, key, job_id, ttl)
-       order by w.producer, w.key
-      on conflict on constraint "idempotency_key is taken" do update
-         set job_id = excluded.job_id, expires_at = excluded.expires_at
-       where k.expires_at <= pgqueue.clock() or (again and k.job_id = excluded.job_id)
-      returning 1)
-    select count(*) from taken
-  $$;
+#variable_conflict use_column
+declare
+  had bigint;
+begin
+  -- Sorted, so that two statements with the same keys wait for each other instead of deadlocking.
+  with taken as (
+    insert into pgqueue.idempotency_keys as k (producer_id, idempotency_key, job_id, expires_at)
+    select w.producer, w.key, w.job_id, pgqueue.clock() + w.ttl * interval '1 millisecond'
+      from unnest(producers, keys, job_ids, ttls) w(producer, key, job_id, ttl)
+     order by w.producer, w.key
+    on conflict on constraint "idempotency_key is taken" do update
+       set job_id = excluded.job_id, expires_at = excluded.expires_at
+     where k.expires_at <= pgqueue.clock() or (again and k.job_id = excluded.job_id)
+    returning 1)
+  select count(*) into had from taken;
+  return had;
+end $$;
 comment on function pgqueue.take_keys(text[], text[], uuid[], bigint[], boolean) is
   'Takes idempotency keys for jobs, expired ones in place; says how many were to be had. No key may stand twice; `again` counts those that the same jobs hold.';
 

@@ -8,15 +8,17 @@
 -- The lease and due indexes have dead ends too: sweeps begin a minute before the moment of the last such candidate.
 
 create function pgqueue.open_writers() returns text[]
-  language sql volatile security definer set search_path = pg_catalog, pg_temp
+  language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
   as $$
-    -- PREPARE TRANSACTION keeps the virtual transaction and loses the pid.
+begin
+  -- plpgsql, which keeps the plan. PREPARE TRANSACTION keeps the virtual transaction and loses the pid.
+  return (
     select coalesce(array_agg(distinct l.virtualtransaction), '{}') from pg_locks l
      where l.locktype = 'relation' and l.mode = 'RowExclusiveLock' and l.granted
        and l.database = (select d.oid from pg_database d where d.datname = current_database())
        and l.relation in ('pgqueue.jobs'::regclass, 'pgqueue.jobs_live'::regclass)
-       and l.pid is distinct from pg_backend_pid()
-  $$;
+       and l.pid is distinct from pg_backend_pid());
+end $$;
 comment on function pgqueue.open_writers() is 'The transactions that may have drawn a seq and not ended yet, prepared ones included.';
 
 create function pgqueue.sweep_cursors(max_jobs int) returns bigint

@@ -383,20 +383,27 @@ begin
 end $$;
 
 create function pgqueue.note_step(step text, begun timestamptz, jobs bigint, problem text) returns void
-  language sql security definer set search_path = pg_catalog, pg_temp
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
-    insert into pgqueue.sweep_steps as s (step, last_run_at, last_duration_ms, last_jobs, jobs, last_error, failures, retry_at)
-      values (note_step.step, pgqueue.clock(), extract(epoch from clock_timestamp() - begun) * 1000, note_step.jobs, note_step.jobs, problem,
-              (problem is not null)::int, case when problem is not null then pgqueue.clock() end)
-      on conflict (step) do update
-         set last_run_at = excluded.last_run_at, last_duration_ms = excluded.last_duration_ms, last_jobs = excluded.last_jobs,
-             runs = s.runs + 1, jobs = s.jobs + excluded.jobs, last_error = excluded.last_error,
-             failures = case when excluded.last_error is null then 0 else s.failures + 1 end,
-             -- Slowly enough that a fault of ten seconds is over within two sweeps.
-             retry_at = case when excluded.last_error is not null then pgqueue.clock() + least(s.failures * 0.1, 30) * interval '1 second' end
-       where excluded.last_jobs > 0 or excluded.last_error is not null or s.last_error is not null
-          or s.last_run_at < pgqueue.clock() - interval '5 seconds' or s.last_run_at > pgqueue.clock()
-  $$;
+#variable_conflict use_column
+begin
+  -- Before the INSERT, whose conflict locks the row: a sweep without work is to write nothing.
+  if note_step.jobs = 0 and problem is null and exists (
+       select from pgqueue.sweep_steps s
+        where s.step = note_step.step and s.last_error is null
+          and s.last_run_at between pgqueue.clock() - interval '5 seconds' and pgqueue.clock()) then
+    return;
+  end if;
+  insert into pgqueue.sweep_steps as s (step, last_run_at, last_duration_ms, last_jobs, jobs, last_error, failures, retry_at)
+    values (note_step.step, pgqueue.clock(), extract(epoch from clock_timestamp() - begun) * 1000, note_step.jobs, note_step.jobs, problem,
+            (problem is not null)::int, case when problem is not null then pgqueue.clock() end)
+    on conflict on constraint sweep_steps_pkey do update
+       set last_run_at = excluded.last_run_at, last_duration_ms = excluded.last_duration_ms, last_jobs = excluded.last_jobs,
+           runs = s.runs + 1, jobs = s.jobs + excluded.jobs, last_error = excluded.last_error,
+           failures = case when excluded.last_error is null then 0 else s.failures + 1 end,
+           -- Slowly enough that a fault of ten seconds is over within two sweeps.
+           retry_at = case when excluded.last_error is not null then pgqueue.clock() + least(s.failures * 0.1, 30) * interval '1 second' end;
+end $$;
 comment on function pgqueue.note_step(text, timestamptz, bigint, text) is
   'Notes a run of a step of the sweep that began at `begun`; one that did nothing is noted every five seconds.';
 

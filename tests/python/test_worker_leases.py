@@ -156,6 +156,25 @@ def test_a_slow_database_is_asked_for_more_at_a_time(database: str, connection: 
     assert (connection.execute(claims).fetchone() or (0,))[0] > 100
 
 
+def test_slow_jobs_wait_in_a_worker_only_for_slots_that_come_free_during_a_claim(
+    database: str, connection: Session
+) -> None:
+    ready: list[int] = []
+    with stalling_proxy(database, 0.05) as (through, _), make_app(through, concurrency=10) as app:
+
+        @app.task("t")
+        async def t(job: Job) -> None:
+            # By then whatever had a slot has begun.
+            await asyncio.sleep(0.05)
+            ready.append(sum(not held.began for held in worker.held.values()))
+            await asyncio.sleep(0.3)
+
+        connection.execute("insert into pgqueue.jobs (job_type) select 't' from generate_series(1, 100)")
+        with worker_of(app) as worker:
+            eventually(lambda: connection.execute("select count(*) from pgqueue.jobs_completed").fetchone() == (100,))
+    assert 1 <= max(ready) <= 5
+
+
 def test_an_idle_worker_sleeps_and_wakes_by_the_bell(app: App, connection: Session, database: str) -> None:
     sleeper = make_app(database, poll_interval=30, sweep_interval=30)
 
