@@ -458,6 +458,7 @@ create table pgqueue.sweep_notes (
   queue text not null,
   ordering_key text
 );
+create index sweep_notes_queue on pgqueue.sweep_notes (queue) where ordering_key is null;
 comment on table pgqueue.sweep_notes is
   'What writers ask the next sweep to look at: a new queue, or an ordering key that may have lost its head.';
 

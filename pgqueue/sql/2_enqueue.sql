@@ -91,6 +91,18 @@ begin
 end $$;
 comment on function pgqueue.check_new(record) is 'Refuses a new job that comes with a past, and says which column it is.';
 
+create function pgqueue.note_queue(queue text) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
+begin
+  -- One note will do, since claims look into each queue that is noted. Those that others have not committed yet come besides.
+  if not exists (select from pgqueue.queue_depths d where d.queue = note_queue.queue)
+     and not exists (select from pgqueue.sweep_notes n where n.queue = note_queue.queue and n.ordering_key is null) then
+    insert into pgqueue.sweep_notes (queue) values (note_queue.queue);
+  end if;
+end $$;
+comment on function pgqueue.note_queue(text) is 'Tells the next sweep of a queue that none has seen.';
+
 create function pgqueue.jobs_arrived() returns trigger
   language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   as $$
@@ -171,9 +183,7 @@ begin
     hard_limit := coalesce((g.settings).hard_limit, 100000);
     soft_limit := coalesce((g.settings).soft_limit, 50000);
     if g.bound is null then
-      if not exists (select from pgqueue.queue_depths d where d.queue = g.queue) then
-        insert into pgqueue.sweep_notes (queue) values (g.queue);
-      end if;
+      perform pgqueue.note_queue(g.queue);
       -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
       if hard_limit > 10000 then
         select case when g.top - w.candidate_before <= least(soft_limit, hard_limit) then g.top - w.candidate_before end
@@ -230,8 +240,7 @@ begin
   soft_limit := coalesce((g.settings).soft_limit, 50000);
   bound := g.bound;
   if bound is null then
-    insert into pgqueue.sweep_notes (queue)
-      select arrive.queue where not exists (select from pgqueue.queue_depths d where d.queue = arrive.queue);
+    perform pgqueue.note_queue(arrive.queue);
     if hard_limit > 10000 then
       select case when top - w.candidate_before <= least(soft_limit, hard_limit) then top - w.candidate_before end
         into bound from pgqueue.sweep_state w;

@@ -113,7 +113,7 @@ begin
        where l.job_id = now_is.job_id;
     end if;
     if now_is.queue <> was.queue then
-      insert into pgqueue.sweep_notes (queue) values (now_is.queue);
+      perform pgqueue.note_queue(now_is.queue);
     end if;
     if now_is.queue <> was.queue or now_is.ordering_key is distinct from was.ordering_key
        or now_is.status = 'submitted' and (now_is.due_at is null or was.status <> 'submitted') then

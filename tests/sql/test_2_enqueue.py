@@ -412,3 +412,15 @@ def test_a_bad_value_in_a_batch_is_named_with_its_job(
 def test_null_is_as_good_as_left_out_in_a_batch(q: Verbs) -> None:
     (job,) = q.enqueue_many({"job_type": "t"} | dict.fromkeys([key for key, _, _ in BAD_VALUES]))
     assert (job.max_retries, job.priority, job.retry_policy, job.trace_context) == (3, 2, None, None)
+
+
+def test_a_queue_that_no_sweep_has_seen_is_noted_once(q: Verbs) -> None:
+    for _ in range(3):
+        q.session.execute("insert into pgqueue.jobs (job_type, queue) values ('t', 'new')")
+        q.enqueue("t", queue="new")
+        q.session.execute('select pgqueue.enqueue_many(\'[{"job_type": "t", "queue": "new"}]\')')
+    assert q.rows("select queue from pgqueue.sweep_notes") == [("new",)]
+    assert len(q.claim(20, queues=None)) == 9
+    q.sweep("cursors")
+    q.enqueue("t", queue="new")
+    assert q.rows("select queue from pgqueue.sweep_notes") == []
