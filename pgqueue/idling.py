@@ -1,8 +1,8 @@
 """Idling: what a worker does between an empty claim and the next job.
 
 It lingers, claiming every few milliseconds, so that producers which are faster than the bell never pay for it; then it
-asks for the bell and claims on until every writer that may have looked before it asked has ended; then it sleeps until
-the bell rings, or for the poll interval.
+asks for the bell and claims on until every writer that may have looked before it asked has ended; then it sleeps after
+each claim that finds nothing, until the bell rings, or for the poll interval.
 
 Commits that ring go through one at a time. So a worker is on the list as long as jobs come slowly enough to take a
 small part of that time, and else claims by itself. Which of the two is looked at once in a while, and more rarely where
@@ -104,10 +104,10 @@ class Idling:
         `claim_time` is what a claim takes, in seconds.
         """
         now = time.monotonic()
+        # A database that answers slowly is asked less often, and so is one that has many jobs: they come together.
+        step = max(LINGER_STEP, claim_time * min(max(jobs / LARGE, 0.5), 2.0)) * min(self.alike, ALIKE_AT_MOST)
         if not self.registered and self._lingers(now, claim_time):
-            # A database that answers slowly is asked less often, and so is one that has many jobs: they come together.
-            step = max(LINGER_STEP, claim_time * min(max(jobs / LARGE, 0.5), 2.0))
-            await self._nap(step * min(self.alike, ALIKE_AT_MOST))
+            await self._nap(step)
         elif not self._notify:
             await self._sleep(max(self._poll, 20 * claim_time))
         elif not self.registered:
@@ -119,6 +119,9 @@ class Idling:
                 await self._nap(min(max(WRITERS_STEP, waited / 10), self._poll))
             else:
                 self._writers = []
+        elif jobs:
+            # No bell tells of what it left: a claim looks into some of many queues, and passes over what others hold.
+            await self._nap(step)
         else:
             await self._sleep(max(self._poll * self.crowd, 20 * claim_time))
 

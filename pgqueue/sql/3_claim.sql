@@ -175,9 +175,12 @@ declare
   wanted_types text[] := take.job_types;
   wanted_priorities constant smallint[] := coalesce(take.priorities, '{0,1,2,3}');
   by_shard constant boolean := take.shards is not null and to_regclass('pgqueue.jobs_live_pending_shard') is not null;
-  -- A queue's turn comes round, so a claim need not visit a thousand of them, nor many for a few jobs.
+  -- A queue's turn comes round, so a claim need not take from a thousand of them, nor from many for a few jobs. Those that
+  -- give nothing, since their jobs are of other types or others hold them, do not count; looks for the others widen.
   visits_left int := 16;
   jobs_per_visit constant int := 25;
+  wider int := 1;
+  giving int;
   slots int := 0;
   names text[];
   candidates int;
@@ -193,6 +196,7 @@ declare
   left_over int := max_jobs;
   pool int;
   own int[];
+  gave int[];
   open int;
   part int;
   waits int;
@@ -229,7 +233,7 @@ begin
   end loop;
 
   while left_over > 0 and visits_left > 0 loop
-    visits := least(greatest(least(left_over, 4), left_over / jobs_per_visit), visits_left);
+    visits := least(greatest(least(left_over, 4), left_over / jobs_per_visit), visits_left) * wider;
     -- Jobs are taken from the first that is found here on, so that what an old snapshot keeps in the index is walked once.
     -- The order, of which `exists` would make nothing, keeps the planner off jobs_live_pending_type.
     select array_agg(v.queue), array_agg(v.lease), array_agg(v.weights), array_agg(v.kind), array_agg(v.firsts), max(v.n) + 1
@@ -265,6 +269,7 @@ begin
     end if;
 
     own := array_fill(0, array[cardinality(visit)]);
+    gave := array_fill(0, array[cardinality(visit)]);
     pool := left_over;
     while left_over > 0 loop
       open := 0;
@@ -336,6 +341,7 @@ begin
          where kinds[l.i] = 2
       loop
         got := coalesce(cardinality(taken.tids), 0);
+        gave[taken.i] := gave[taken.i] + got;
         tids := tids || taken.tids;
         parts := parts + case when got = 0 then 0 when kinds[taken.i] = 0 then 1 else 2 end;
         left_over := left_over - got;
@@ -346,8 +352,10 @@ begin
     end loop;
     visited := visited || visit;
     leases := leases || lease_of;
-    visits_left := visits_left - cardinality(visit);
     exit when cardinality(visit) < visits;
+    giving := cardinality(array_remove(gave, 0));
+    visits_left := visits_left - giving;
+    wider := case when giving = 0 then least(wider * 2, 16) else 1 end;
   end loop;
 
   if parts > 1 then

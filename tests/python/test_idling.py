@@ -35,13 +35,14 @@ def idling(database: str, body: Callable[[Idling], Awaitable[None]]) -> None:
 
 
 async def work(made: Idling, jobs: int, times: int, *, until: Callable[[], bool] = lambda: False) -> int:
-    """Have claims of so many jobs come every 25 ms; return how many of the waits between them only a bell ended."""
+    """Have a claim of so many jobs and an empty one every 25 ms; return how many of the later waits only a bell ended."""
     rung = 0
     for _ in range(times):
         await made.worked(jobs, CLAIM)
         if until():
             break
-        waiting = asyncio.ensure_future(made.wait(jobs, CLAIM))
+        await made.wait(jobs, CLAIM)
+        waiting = asyncio.ensure_future(made.wait(0, CLAIM))
         await asyncio.sleep(0.025)
         rung += not waiting.done()
         made.bell.set()

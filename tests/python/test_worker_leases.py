@@ -190,6 +190,23 @@ def test_an_idle_worker_sleeps_and_wakes_by_the_bell(app: App, connection: Sessi
             assert time.monotonic() - began < 8
 
 
+def test_one_bell_is_enough_for_many_queues(connection: Session, database: str) -> None:
+    sleeper = make_app(database, poll_interval=60, sweep_interval=0.5)
+
+    @sleeper.task("t")
+    async def t(job: Job) -> None: ...
+
+    with sleeper, worker_of(sleeper):
+        eventually(lambda: connection.execute("select count(*) from pgqueue.waiting").fetchone() == (1,))
+        connection.execute("set pgqueue.wake = off")
+        connection.execute(
+            "insert into pgqueue.jobs (job_type, queue) select 't', 'q' || n from generate_series(1, 300) n"
+        )
+        connection.execute("set pgqueue.wake = on")
+        connection.execute("insert into pgqueue.jobs (job_type) values ('t')")
+        eventually(lambda: connection.execute("select count(*) from pgqueue.jobs_completed").fetchone() == (301,))
+
+
 def test_an_insert_that_commits_late_is_found_without_a_poll(app: App, connect: Any, database: str) -> None:
     sleeper = make_app(database, poll_interval=30, sweep_interval=30)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Connect
 from tests.sql.plans import touched
 from tests.sql.test_3_claim import by_priority, fill_all, numbers
 from tests.sql.verbs import OTHER, WORKER, Verbs
@@ -258,3 +259,30 @@ def test_a_pause_of_a_job_type_is_never_shortened_but_can_be_ended(q: Verbs) -> 
     assert q.call_value("resume_job_type", "a") is True
     assert q.call_value("resume_job_type", "a") is False
     assert len(q.claim()) == 1
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_many_queues_of_foreign_types_hide_no_job(q: Verbs, paused: bool) -> None:
+    q.session.execute(
+        "insert into pgqueue.jobs (job_type, queue) select 'theirs', 'q' || n from generate_series(1, 100) n"
+    )
+    q.session.execute("insert into pgqueue.jobs (job_type, queue) select 'mine', 'm' from generate_series(1, 12)")
+    for _ in range(2):
+        q.sweep("cursors")
+    types = ["mine"]
+    if paused:
+        q.call("pause_job_type", "theirs", "2999-01-01")
+        types = ["mine", "theirs"]
+    for size in (1, 1, 1, 2, 3, 4):
+        assert [job.job_type for job in q.claim(size, queues=None, job_types=types)] == ["mine"] * size
+    assert q.claim(5, queues=None, job_types=types) == []
+
+
+def test_queues_whose_jobs_others_hold_hide_no_job(q: Verbs, connect: Connect) -> None:
+    q.session.execute("insert into pgqueue.jobs (job_type, queue) select 't', 'q' || n from generate_series(1, 300) n")
+    q.sweep("cursors")
+    other = connect()
+    with other.transaction():
+        other.execute("select from pgqueue.jobs_live where queue <> 'q300' for update")
+        assert [job.queue for job in q.claim(1, queues=None)] == ["q300"]
+        assert q.claim(1, queues=None) == []
