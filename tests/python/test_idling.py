@@ -35,7 +35,7 @@ def idling(database: str, body: Callable[[Idling], Awaitable[None]]) -> None:
 
 
 async def work(made: Idling, jobs: int, times: int, *, until: Callable[[], bool] = lambda: False) -> int:
-    """Have a claim of so many jobs and an empty one every 25 ms; return how many of the later waits only a bell ended."""
+    """Have a claim of jobs and an empty one every 25 ms; return how many waits after the latter a bell ended."""
     rung = 0
     for _ in range(times):
         await made.worked(jobs, CLAIM)
