@@ -87,8 +87,11 @@ class JobTransaction:
             stack, self._connection = self._stack, None
             await stack.aclose()
             return Settled("completed")
-        except Exception as exc:
+        except BaseException as exc:
+            # Also when it was told to stop at its very end: what is left open would keep its locks.
             await self._abort_async()
+            if not isinstance(exc, Exception):
+                raise
             return self._failed(exc)
 
     async def undo_async(self) -> None:
@@ -133,8 +136,10 @@ class JobTransaction:
             stack, self._connection = self._stack, None
             stack.close()
             return Settled("completed")
-        except Exception as exc:
+        except BaseException as exc:
             self._abort()
+            if not isinstance(exc, Exception):
+                raise
             return self._failed(exc)
 
     def undo(self) -> None:

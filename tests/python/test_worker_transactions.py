@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from pgqueue import App, Job
-from tests.python.running import lose, make_app, worker_of
+from tests.python.running import eventually, lose, make_app, worker_of
 
 Session = psycopg.Connection[Any]
 QUICK = {"retry_policy": {"base_delay_ms": 10, "jitter": False}}
@@ -61,6 +61,26 @@ def test_a_transaction_of_an_attempt_that_lost_its_job_is_undone(app: App, conne
         assert app.result_sync(job, wait=10) == "attempt 2"
     assert connection.execute("select * from paid").fetchall() == [(2,)]
     assert app.job_sync(job).lost == 1
+
+
+def test_a_stop_that_comes_with_the_end_leaves_no_transaction_open(app: App, connection: Session) -> None:
+    connection.execute("create table paid (attempt int)")
+
+    @app.task("pay", max_retries=0)
+    async def pay(job: Job) -> None:
+        async with job.connection() as session:
+            await session.execute("insert into paid values (%s)", (job.attempt,))
+        # Takes effect with the next thing that is waited for: the completion.
+        current = asyncio.current_task()
+        assert current is not None
+        current.cancel()
+
+    with worker_of(app):
+        job = app.enqueue_sync("pay")
+        eventually(lambda: app.job_sync(job).status != "processing" and app.job_sync(job).attempts == 1)
+        open_ones = "select count(*) from pg_stat_activity where state like 'idle in%' and datname = current_database()"
+        assert connection.execute(open_ones).fetchone() == (0,)
+    assert connection.execute("select * from paid").fetchall() == []
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
