@@ -199,10 +199,9 @@ comment on column pgqueue.jobs.uncharged is
 comment on column pgqueue.jobs.due_at is
   'When a submitted or failed job becomes pending. A submitted job without it waits for the job before it of its ordering_key.';
 
--- Half of a page is for the second version of each job: on one page the WAL holds what a claim has changed, not the row.
 create table pgqueue.jobs_live partition of pgqueue.jobs
   for values in ('submitted', 'pending', 'processing', 'failed')
-  with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
+  with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2);
 comment on table pgqueue.jobs_live is
   'Jobs to which something can still happen. Edit them as pgqueue.jobs, where what you write is checked.';
