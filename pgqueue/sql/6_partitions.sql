@@ -157,6 +157,7 @@ begin
     end if;
   end if;
   execute format('create table pgqueue.%I (like pgqueue.%I including all)', partition, parent);
+  perform pgqueue.keep_few_statistics(format('pgqueue.%I', partition)::regclass);
   execute format('lock table only pgqueue.%I in access exclusive mode', parent || '_default');
   execute format('with moved as (delete from pgqueue.%1$I where finished_at >= %2$L and finished_at < %3$L returning *)
                   insert into pgqueue.%4$I (%5$s) select %5$s from moved', parent || '_default', lower, upper, partition, columns);
@@ -256,7 +257,7 @@ comment on function pgqueue.maintain_partitions(int) is
 archived that the next call drops it. A call with max_actions 1 holds its locks the shortest.';
 
 create function pgqueue.analyse() returns boolean
-  language plpgsql security definer set search_path = pg_catalog, pg_temp set default_statistics_target = 10
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 declare
   begun constant timestamptz := clock_timestamp();

@@ -236,3 +236,17 @@ def test_a_dead_letter_in_a_dated_partition_is_retried_and_discarded(q: Verbs) -
     assert q.call_value("discard", discarded) == "discarded"
     assert q.call_value("retry_dead_letters") == 1
     assert {row.job_id for row in q.snapshot()} == {retried, bulk}
+
+
+def test_an_analyze_of_any_table_of_jobs_looks_at_few_columns_and_few_rows(q: Verbs) -> None:
+    q.freeze(NOON)
+    maintain(q)
+    targets = q.rows(
+        "select c.relname, a.attname, a.attstattarget from pg_partition_tree('pgqueue.jobs') t"
+        " join pg_class c on c.oid = t.relid join pg_attribute a on a.attrelid = t.relid"
+        " where a.attnum > 0 and not a.attisdropped"
+    )
+    assert {name for name, _, target in targets if target == 10} >= {"jobs", "jobs_live", "jobs_completed_20270310"}
+    assert {target for _, _, target in targets} == {0, 10}
+    assert {column for _, column, target in targets if target} >= {"queue", "job_type", "status", "job_id", "finished_at"}
+    assert {target for _, column, target in targets if column in ("payload", "result", "errors")} == {0}
