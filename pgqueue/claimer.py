@@ -2,7 +2,8 @@
 
 The buffer holds about 0.1 s of work at the measured time of tasks. When they are slower it holds one job per free slot,
 and beyond these only what finds a slot within 0.06 s: so no slot waits for a claim, and slow jobs are left to others.
-A database that answers slowly is asked less often, for more at a time.
+A database that answers slowly is asked less often, for more at a time. So is one that many slow tasks keep busy: while
+no slot is free, completions wait a tenth of a task's time for others.
 """
 
 import asyncio
@@ -30,6 +31,9 @@ AHEAD_OF_SLOW: Final = 0.06
 AHEAD_AT_MOST: Final = 0.5
 MOST_AHEAD: Final = 1000
 MOST_PER_CLAIM: Final = 500
+#: The part of a task's time, and the seconds at most, for which completions wait for others while all slots are busy.
+PATIENCE: Final = 0.1
+PATIENCE_AT_MOST: Final = 0.02
 #: What a job costs at least, in seconds, however fast its task.
 _CHEAPEST: Final = 20e-6
 #: Jobs that were held for so many seconds without a free slot are given back for others to run.
@@ -110,6 +114,12 @@ class Claimer:
             self._duration = duration if before is None else before + (duration - before) * 0.05
         if not self._filling:
             self._fill()
+
+    def patience(self) -> float:
+        """Return for how many seconds completions may wait for others: not at all while a slot is free."""
+        if self._stopped or self._duration is None or self._executor.free > 0:
+            return 0.0
+        return min(self._duration * PATIENCE, PATIENCE_AT_MOST)
 
     def offer(self, freed: int) -> dict[str, Any] | None:
         """Return the parameters of a claim that another makes for this one, None without room; `taken` must follow.

@@ -21,6 +21,8 @@ from pgqueue.wire import IntArray, JsonArray, UuidArray
 _log: Final = logger("pgqueue.finisher")
 _MOST_JOBS: Final = 500
 _MOST_BYTES: Final = 8 * 1024 * 1024
+#: So few completions are worth waiting for more, where that keeps nobody waiting.
+_FEW: Final = 25
 _PROGRESS_EVERY: Final = 0.2
 _SLOWEST_RETRY: Final = 1.0
 #: How long, in seconds, the retry of a job is put off at a time while a thread that did not stop still works on it.
@@ -31,6 +33,9 @@ Ended: TypeAlias = tuple[Held, Outcome]
 
 class Along(Protocol):
     """Claims in the same call as a completion that sets ordering keys free, so that their next jobs need not wait."""
+
+    def patience(self) -> float:
+        """Return for how many seconds completions may wait for others to be written with."""
 
     def offer(self, freed: int) -> dict[str, Any] | None:
         """Return the parameters of a claim after `freed` jobs with ordering keys, None when there is no room."""
@@ -123,6 +128,7 @@ class Finisher:
         self._work.clear()
         self._empty.clear()
         while self._completed:
+            await self._gather()
             batch = self._completed[:_MOST_JOBS]
             results = _results(batch)
             # Whatever the size of the first one.
@@ -142,6 +148,16 @@ class Finisher:
                 await self._write_progress(list(self._progress))
         if not self.waiting:
             self._empty.set()
+
+    async def _gather(self) -> None:
+        """Wait for more completions where there are few, and none of them has a key for which a job waits."""
+        if self.along is None or len(self._completed) >= _FEW:
+            return
+        if any(held.claimed.ordering_key is not None for held in self._completed):
+            return
+        seconds = self.along.patience()
+        if seconds:
+            await asyncio.sleep(seconds)
 
     async def _complete(self, batch: Sequence[Held], results: Sequence[bytes | None]) -> None:
         claimed = [held.claimed for held in batch]

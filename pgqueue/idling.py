@@ -12,7 +12,7 @@ the answer changed back and forth, so that the list is rarely written.
 import asyncio
 import random
 import time
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from pgqueue import calls
@@ -32,6 +32,13 @@ WRITERS_STEP: Final = 0.005
 RINGING: Final = 0.5
 BUSY_FOR: Final = 0.5
 BUSY_AT_MOST: Final = 16.0
+
+
+class _Weighed(NamedTuple):
+    """The part of a time that bells for all its jobs would have taken, and whether the worker slept in it."""
+
+    ringing: float
+    slept: bool
 
 
 class Idling:
@@ -88,15 +95,11 @@ class Idling:
         """
         now = self._had_work_at = time.monotonic()
         self._jobs += jobs
-        lasted = now - self._counted_from
-        if self.registered and lasted > self._busy_for:
-            ringing = self._ringing(lasted, claim_time)
-            leaves = not self._slept or ringing > RINGING
-            self._count_anew(now)
-            if leaves:
-                self.registered = False
-                self._left_at = now
-                await self._link.call(calls.STOP_WAITING, worker_id=self._registration["worker_id"])
+        weighed = self._weigh(now, claim_time) if self.registered else None
+        if weighed is not None and (not weighed.slept or weighed.ringing > RINGING):
+            self.registered = False
+            self._left_at = now
+            await self._link.call(calls.STOP_WAITING, worker_id=self._registration["worker_id"])
 
     async def wait(self, jobs: int, claim_time: float) -> None:
         """Wait as long as it makes sense after a claim of so many jobs, which was to bring more.
@@ -128,16 +131,18 @@ class Idling:
     def _lingers(self, now: float, claim_time: float) -> bool:
         if now - self._had_work_at > LINGER + 2 * claim_time:
             return False
-        lasted = now - self._counted_from
-        if not self._notify or lasted < self._busy_for:
-            return True
-        ringing = self._ringing(lasted, claim_time)
-        self._count_anew(now)
-        return ringing > RINGING / 2
+        weighed = self._weigh(now, claim_time) if self._notify else None
+        return weighed is None or weighed.ringing > RINGING / 2
 
-    def _ringing(self, lasted: float, claim_time: float) -> float:
-        """Return the part of the time that bells for all jobs would take; a claim takes about as long as a commit."""
-        return self._jobs * self.alike * claim_time / lasted
+    def _weigh(self, now: float, claim_time: float) -> _Weighed | None:
+        """Return what the time since the last look was like, and count anew; None: it is too early for one."""
+        lasted = now - self._counted_from
+        if lasted <= self._busy_for:
+            return None
+        # A claim takes about as long as a commit.
+        weighed = _Weighed(self._jobs * self.alike * claim_time / lasted, self._slept)
+        self._count_anew(now)
+        return weighed
 
     def _count_anew(self, now: float) -> None:
         self._counted_from = now

@@ -78,7 +78,8 @@ class Sweeper(Service):
         self._steps = [
             _Step("due", when_due=True),
             _Step("leases"),
-            _Step("cursors", many=BATCH, apart=_RISING),
+            # They rise at once when jobs move; what has not moved for seconds need not be looked at every second.
+            _Step("cursors", many=BATCH, apart=_RISING, calm=2),
             # What they find may wait for some seconds: no claim takes an expired job, and no key loses its head unseen.
             _Step("keys", calm=4),
             _Step("expired", calm=4),

@@ -645,18 +645,6 @@ begin
 end $$;
 comment on function pgqueue.check_new(record) is 'Refuses a new job that comes with a past, and says which column it is.';
 
-create function pgqueue.note_queue(queue text) returns void
-  language plpgsql set search_path = pg_catalog, pg_temp
-  as $$
-begin
-  -- One note will do, since claims look into each queue that is noted. Those that others have not committed yet come besides.
-  if not exists (select from pgqueue.queue_depths d where d.queue = note_queue.queue)
-     and not exists (select from pgqueue.sweep_notes n where n.queue = note_queue.queue and n.ordering_key is null) then
-    insert into pgqueue.sweep_notes (queue) values (note_queue.queue);
-  end if;
-end $$;
-comment on function pgqueue.note_queue(text) is 'Tells the next sweep of a queue that none has seen.';
-
 create function pgqueue.jobs_arrived() returns trigger
   language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   as $$
@@ -737,12 +725,7 @@ begin
     hard_limit := coalesce((g.settings).hard_limit, 100000);
     soft_limit := coalesce((g.settings).soft_limit, 50000);
     if g.bound is null then
-      perform pgqueue.note_queue(g.queue);
-      -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
-      if hard_limit > 10000 then
-        select case when g.top - w.candidate_before <= least(soft_limit, hard_limit) then g.top - w.candidate_before end
-          into g.bound from pgqueue.sweep_state w;
-      end if;
+      g.bound := pgqueue.uncounted_bound(g.queue, g.top, soft_limit, hard_limit);
     end if;
     -- Most queues are far from their limits, and the bound of their depth says so.
     if g.ready > 0 and (coalesce(g.bound, 9223372036854775807) > least(soft_limit, hard_limit / 2)
@@ -776,55 +759,6 @@ end $$;
 create trigger jobs_arrived after insert on pgqueue.jobs
   referencing new table as arrived
   for each statement execute function pgqueue.jobs_arrived();
-
-create function pgqueue.arrive(queue text, top bigint, ready bigint, low boolean, job_types text[]) returns void
-  language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
-  as $$
-declare
-  g record;
-  bound bigint;
-  hard_limit int;
-  soft_limit int;
-begin
-  select (select q from pgqueue.queues q where q.name = arrive.queue) as settings,
-         (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = arrive.queue and d.counted_at_seq >= 0) as bound,
-         exists (select from pgqueue.waiting) as sleepers
-    into g;
-  hard_limit := coalesce((g.settings).hard_limit, 100000);
-  soft_limit := coalesce((g.settings).soft_limit, 50000);
-  bound := g.bound;
-  if bound is null then
-    perform pgqueue.note_queue(arrive.queue);
-    if hard_limit > 10000 then
-      select case when top - w.candidate_before <= least(soft_limit, hard_limit) then top - w.candidate_before end
-        into bound from pgqueue.sweep_state w;
-    end if;
-  end if;
-  if coalesce(bound, 9223372036854775807) > least(soft_limit, hard_limit / 2) or (g.settings).rate_per_second is not null then
-    perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
-  end if;
-  if g.sleepers and current_setting('pgqueue.wake', true) is distinct from 'off' then
-    perform pgqueue.ring(queue, ready, job_types);
-  end if;
-end $$;
-comment on function pgqueue.arrive(text, bigint, bigint, boolean, text[]) is
-  'What jobs_arrived does for one queue, owed by whoever inserts `ready` pending jobs straight into jobs_live. `top`: their highest seq; `low`: some are of low priority; `job_types`: of them all.';
-
-create function pgqueue.announce(job_ids uuid[], job_types text[], queues text[]) returns void
-  language plpgsql set search_path = pg_catalog, pg_temp
-  as $$
-declare
-  slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
-begin
-  if current_setting('pgqueue.wake', true) is distinct from 'off' and pgqueue.watched()
-     and slot > (select s.last_value from pgqueue.notice_slot s) then
-    perform setval('pgqueue.notice_slot', slot);
-    perform pgqueue.publish(array_agg(pgqueue.event('job.queued', w.id, coalesce(w.queue, 'default'), w.job_type, null, 'pending', 0)))
-       from (select * from unnest(job_ids, job_types, queues) u(id, job_type, queue) limit 2000) w;
-  end if;
-end $$;
-comment on function pgqueue.announce(uuid[], text[], text[]) is
-  'Tells watchers of new pending jobs, as jobs_arrived does, for whoever inserts them straight into jobs_live.';
 
 create function pgqueue.as_enqueued(j pgqueue.jobs, duplicate boolean) returns pgqueue.enqueued
   language sql immutable
@@ -1122,6 +1056,30 @@ begin
 end $$;
 -- Limits of depth and rate: what an INSERT owes to the queue that it fills.
 
+create function pgqueue.note_queue(queue text) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
+begin
+  -- One note will do, since claims look into each queue that is noted. Those that others have not committed yet come besides.
+  if not exists (select from pgqueue.queue_depths d where d.queue = note_queue.queue)
+     and not exists (select from pgqueue.sweep_notes n where n.queue = note_queue.queue and n.ordering_key is null) then
+    insert into pgqueue.sweep_notes (queue) values (note_queue.queue);
+  end if;
+end $$;
+comment on function pgqueue.note_queue(text) is 'Tells the next sweep of a queue that none has seen.';
+
+create function pgqueue.uncounted_bound(queue text, top bigint, soft_limit int, hard_limit int) returns bigint
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
+begin
+  perform pgqueue.note_queue(queue);
+  -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
+  return (select top - w.candidate_before from pgqueue.sweep_state w
+           where top - w.candidate_before <= least(soft_limit, hard_limit) and hard_limit > 10000);
+end $$;
+comment on function pgqueue.uncounted_bound(text, bigint, int, int) is
+  'As many jobs may be pending in a queue that no sweep has counted, which the next one is told of; null: too many to say. `top`: the highest seq of the new ones.';
+
 create function pgqueue.admit(queue text, ready bigint, bound bigint, settings pgqueue.queues, low boolean) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   as $$
@@ -1249,6 +1207,35 @@ begin
   update pgqueue.token_buckets t set tokens = b.tokens - jobs, filled_at = now_is where t.bucket = name;
 end $$;
 comment on function pgqueue.take_rate(text, integer, bigint) is 'Holds a queue to its rate_per_second (PQ429).';
+
+create function pgqueue.arrive(queue text, top bigint, ready bigint, low boolean, job_types text[]) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+  as $$
+declare
+  g record;
+  bound bigint;
+  hard_limit int;
+  soft_limit int;
+begin
+  select (select q from pgqueue.queues q where q.name = arrive.queue) as settings,
+         (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = arrive.queue and d.counted_at_seq >= 0) as bound,
+         exists (select from pgqueue.waiting) as sleepers
+    into g;
+  hard_limit := coalesce((g.settings).hard_limit, 100000);
+  soft_limit := coalesce((g.settings).soft_limit, 50000);
+  bound := g.bound;
+  if bound is null then
+    bound := pgqueue.uncounted_bound(arrive.queue, top, soft_limit, hard_limit);
+  end if;
+  if coalesce(bound, 9223372036854775807) > least(soft_limit, hard_limit / 2) or (g.settings).rate_per_second is not null then
+    perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
+  end if;
+  if g.sleepers and current_setting('pgqueue.wake', true) is distinct from 'off' then
+    perform pgqueue.ring(queue, ready, job_types);
+  end if;
+end $$;
+comment on function pgqueue.arrive(text, bigint, bigint, boolean, text[]) is
+  'What jobs_arrived does for one queue, owed by whoever inserts `ready` pending jobs straight into jobs_live. `top`: their highest seq; `low`: some are of low priority; `job_types`: of them all.';
 -- Enqueue of very many jobs by arrays: what a client calls that has them as columns rather than as JSON.
 
 -- Custom plans, since a plan for any number of rows joins a hundred thousand of them by a loop within a loop. A function of
@@ -1419,6 +1406,22 @@ begin
   end if;
 end $$;
 comment on function pgqueue.publish(jsonb[]) is 'Sends events to pgqueue_status, in batches that NOTIFY can carry.';
+
+create function pgqueue.announce(job_ids uuid[], job_types text[], queues text[]) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
+begin
+  if current_setting('pgqueue.wake', true) is distinct from 'off' and pgqueue.watched()
+     and slot > (select s.last_value from pgqueue.notice_slot s) then
+    perform setval('pgqueue.notice_slot', slot);
+    perform pgqueue.publish(array_agg(pgqueue.event('job.queued', w.id, coalesce(w.queue, 'default'), w.job_type, null, 'pending', 0)))
+       from (select * from unnest(job_ids, job_types, queues) u(id, job_type, queue) limit 2000) w;
+  end if;
+end $$;
+comment on function pgqueue.announce(uuid[], text[], text[]) is
+  'Tells watchers of new pending jobs, as jobs_arrived does, for whoever inserts them straight into jobs_live.';
 
 create function pgqueue.ring(queue text, jobs bigint, job_types text[] default null) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -1718,7 +1721,8 @@ comment on function pgqueue.shares(smallint[], int, bigint) is
   'How many of `wanted` jobs each priority gets; exact over a turn of `tick` for a given claim size.';
 
 create function pgqueue.take_by_type(
-  queue text, priority smallint, low_seq bigint, wanted int, job_types text[], shards smallint[], out tids tid[], out top bigint)
+  queue text, priority smallint, low_seq bigint, wanted int, job_types text[], shards smallint[],
+  out tids tid[], out top bigint, out parts int)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -1729,6 +1733,7 @@ declare
   firsts bigint[];
   counts int[] := array[wanted];
 begin
+  parts := 0;
   -- Compared as rows, which jobs_live_pending cannot do: where statistics knew of one type only, the planner took it, and
   -- walked all jobs of the others.
   select array_agg(w.job_type), array_agg(w.first) into present, firsts from (
@@ -1766,10 +1771,11 @@ begin
          and (j.expires_at is null or j.expires_at > pgqueue.clock())
        order by j.job_type, j.priority, j.seq limit counts[i] for update skip locked) s;
     tids := tids || part;
+    parts := parts + (part is not null)::int;
   end loop;
 end $$;
 comment on function pgqueue.take_by_type is
-  'Locks up to `wanted` pending jobs of some types of one queue and priority, oldest first, without walking the other types.';
+  'Locks up to `wanted` pending jobs of some types of one queue and priority, oldest first, without walking the other types. `parts`: of so many types, each in its order.';
 
 create function pgqueue.index_shards() returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms'
@@ -1786,7 +1792,8 @@ comment on function pgqueue.index_shards() is
   'Owed by whoever claims by shards, which few do: every INSERT pays for the index. False: not now, come again.';
 
 create function pgqueue.take_by_shard(
-  queue text, priority smallint, low_seq bigint, wanted int, shards smallint[], job_types text[], out tids tid[], out top bigint)
+  queue text, priority smallint, low_seq bigint, wanted int, shards smallint[], job_types text[],
+  out tids tid[], out top bigint, out parts int)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -1809,6 +1816,7 @@ begin
        and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
        and (j.expires_at is null or j.expires_at > pgqueue.clock())
      order by j.seq limit wanted for update skip locked) s;
+  parts := (tids is not null)::int;
   wanted := wanted - coalesce(cardinality(tids), 0);
   if wanted = 0 then
     return;
@@ -1836,10 +1844,11 @@ begin
          and (j.expires_at is null or j.expires_at > pgqueue.clock())
        order by j.shard, j.priority, j.seq limit t.jobs for update skip locked) s;
     tids := tids || part;
+    parts := parts + (part is not null)::int;
   end loop;
 end $$;
 comment on function pgqueue.take_by_shard is
-  'Locks up to `wanted` pending jobs of some shards of one queue and priority, oldest first, without walking the other shards.';
+  'Locks up to `wanted` pending jobs of some shards of one queue and priority, oldest first, without walking the other shards. `parts`: in so many pieces, each in its order.';
 
 create function pgqueue.take(
   queues text[], max_jobs int, job_types text[], priorities smallint[], shards smallint[],
@@ -1997,7 +2006,7 @@ begin
       end loop;
 
       for taken in
-        select l.i, l.p, l.want, t.tids, t.top from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.top, 1 as parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral (
            select array_agg(s.ctid) as tids, max(s.seq) as top from (
              select j.ctid, j.seq from pgqueue.jobs_live j
@@ -2008,12 +2017,12 @@ begin
               order by j.seq limit l.want for update skip locked) s) t
          where kinds[l.i] = 0
         union all
-        select l.i, l.p, l.want, t.tids, t.top from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral pgqueue.take_by_type(
            visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, wanted_types, take.shards) t
          where kinds[l.i] = 1
         union all
-        select l.i, l.p, l.want, t.tids, t.top from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral pgqueue.take_by_shard(
            visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, take.shards, wanted_types) t
          where kinds[l.i] = 2
@@ -2021,7 +2030,7 @@ begin
         got := coalesce(cardinality(taken.tids), 0);
         gave[taken.i] := gave[taken.i] + got;
         tids := tids || taken.tids;
-        parts := parts + case when got = 0 then 0 when kinds[taken.i] = 0 then 1 else 2 end;
+        parts := parts + case when got = 0 then 0 else taken.parts end;
         left_over := left_over - got;
         own[taken.i] := own[taken.i] - got;
         -- The next round begins behind what this one took, since SKIP LOCKED does not skip one's own.

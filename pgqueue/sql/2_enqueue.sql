@@ -91,18 +91,6 @@ begin
 end $$;
 comment on function pgqueue.check_new(record) is 'Refuses a new job that comes with a past, and says which column it is.';
 
-create function pgqueue.note_queue(queue text) returns void
-  language plpgsql set search_path = pg_catalog, pg_temp
-  as $$
-begin
-  -- One note will do, since claims look into each queue that is noted. Those that others have not committed yet come besides.
-  if not exists (select from pgqueue.queue_depths d where d.queue = note_queue.queue)
-     and not exists (select from pgqueue.sweep_notes n where n.queue = note_queue.queue and n.ordering_key is null) then
-    insert into pgqueue.sweep_notes (queue) values (note_queue.queue);
-  end if;
-end $$;
-comment on function pgqueue.note_queue(text) is 'Tells the next sweep of a queue that none has seen.';
-
 create function pgqueue.jobs_arrived() returns trigger
   language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   as $$
@@ -183,12 +171,7 @@ begin
     hard_limit := coalesce((g.settings).hard_limit, 100000);
     soft_limit := coalesce((g.settings).soft_limit, 50000);
     if g.bound is null then
-      perform pgqueue.note_queue(g.queue);
-      -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
-      if hard_limit > 10000 then
-        select case when g.top - w.candidate_before <= least(soft_limit, hard_limit) then g.top - w.candidate_before end
-          into g.bound from pgqueue.sweep_state w;
-      end if;
+      g.bound := pgqueue.uncounted_bound(g.queue, g.top, soft_limit, hard_limit);
     end if;
     -- Most queues are far from their limits, and the bound of their depth says so.
     if g.ready > 0 and (coalesce(g.bound, 9223372036854775807) > least(soft_limit, hard_limit / 2)
@@ -222,55 +205,6 @@ end $$;
 create trigger jobs_arrived after insert on pgqueue.jobs
   referencing new table as arrived
   for each statement execute function pgqueue.jobs_arrived();
-
-create function pgqueue.arrive(queue text, top bigint, ready bigint, low boolean, job_types text[]) returns void
-  language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
-  as $$
-declare
-  g record;
-  bound bigint;
-  hard_limit int;
-  soft_limit int;
-begin
-  select (select q from pgqueue.queues q where q.name = arrive.queue) as settings,
-         (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = arrive.queue and d.counted_at_seq >= 0) as bound,
-         exists (select from pgqueue.waiting) as sleepers
-    into g;
-  hard_limit := coalesce((g.settings).hard_limit, 100000);
-  soft_limit := coalesce((g.settings).soft_limit, 50000);
-  bound := g.bound;
-  if bound is null then
-    perform pgqueue.note_queue(arrive.queue);
-    if hard_limit > 10000 then
-      select case when top - w.candidate_before <= least(soft_limit, hard_limit) then top - w.candidate_before end
-        into bound from pgqueue.sweep_state w;
-    end if;
-  end if;
-  if coalesce(bound, 9223372036854775807) > least(soft_limit, hard_limit / 2) or (g.settings).rate_per_second is not null then
-    perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
-  end if;
-  if g.sleepers and current_setting('pgqueue.wake', true) is distinct from 'off' then
-    perform pgqueue.ring(queue, ready, job_types);
-  end if;
-end $$;
-comment on function pgqueue.arrive(text, bigint, bigint, boolean, text[]) is
-  'What jobs_arrived does for one queue, owed by whoever inserts `ready` pending jobs straight into jobs_live. `top`: their highest seq; `low`: some are of low priority; `job_types`: of them all.';
-
-create function pgqueue.announce(job_ids uuid[], job_types text[], queues text[]) returns void
-  language plpgsql set search_path = pg_catalog, pg_temp
-  as $$
-declare
-  slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
-begin
-  if current_setting('pgqueue.wake', true) is distinct from 'off' and pgqueue.watched()
-     and slot > (select s.last_value from pgqueue.notice_slot s) then
-    perform setval('pgqueue.notice_slot', slot);
-    perform pgqueue.publish(array_agg(pgqueue.event('job.queued', w.id, coalesce(w.queue, 'default'), w.job_type, null, 'pending', 0)))
-       from (select * from unnest(job_ids, job_types, queues) u(id, job_type, queue) limit 2000) w;
-  end if;
-end $$;
-comment on function pgqueue.announce(uuid[], text[], text[]) is
-  'Tells watchers of new pending jobs, as jobs_arrived does, for whoever inserts them straight into jobs_live.';
 
 create function pgqueue.as_enqueued(j pgqueue.jobs, duplicate boolean) returns pgqueue.enqueued
   language sql immutable

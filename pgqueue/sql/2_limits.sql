@@ -1,5 +1,29 @@
 -- Limits of depth and rate: what an INSERT owes to the queue that it fills.
 
+create function pgqueue.note_queue(queue text) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
+begin
+  -- One note will do, since claims look into each queue that is noted. Those that others have not committed yet come besides.
+  if not exists (select from pgqueue.queue_depths d where d.queue = note_queue.queue)
+     and not exists (select from pgqueue.sweep_notes n where n.queue = note_queue.queue and n.ordering_key is null) then
+    insert into pgqueue.sweep_notes (queue) values (note_queue.queue);
+  end if;
+end $$;
+comment on function pgqueue.note_queue(text) is 'Tells the next sweep of a queue that none has seen.';
+
+create function pgqueue.uncounted_bound(queue text, top bigint, soft_limit int, hard_limit int) returns bigint
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
+begin
+  perform pgqueue.note_queue(queue);
+  -- No sweep has counted the queue, so its jobs are younger than the last sweep but one.
+  return (select top - w.candidate_before from pgqueue.sweep_state w
+           where top - w.candidate_before <= least(soft_limit, hard_limit) and hard_limit > 10000);
+end $$;
+comment on function pgqueue.uncounted_bound(text, bigint, int, int) is
+  'As many jobs may be pending in a queue that no sweep has counted, which the next one is told of; null: too many to say. `top`: the highest seq of the new ones.';
+
 create function pgqueue.admit(queue text, ready bigint, bound bigint, settings pgqueue.queues, low boolean) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   as $$
@@ -127,3 +151,32 @@ begin
   update pgqueue.token_buckets t set tokens = b.tokens - jobs, filled_at = now_is where t.bucket = name;
 end $$;
 comment on function pgqueue.take_rate(text, integer, bigint) is 'Holds a queue to its rate_per_second (PQ429).';
+
+create function pgqueue.arrive(queue text, top bigint, ready bigint, low boolean, job_types text[]) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+  as $$
+declare
+  g record;
+  bound bigint;
+  hard_limit int;
+  soft_limit int;
+begin
+  select (select q from pgqueue.queues q where q.name = arrive.queue) as settings,
+         (select d.pending + top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = arrive.queue and d.counted_at_seq >= 0) as bound,
+         exists (select from pgqueue.waiting) as sleepers
+    into g;
+  hard_limit := coalesce((g.settings).hard_limit, 100000);
+  soft_limit := coalesce((g.settings).soft_limit, 50000);
+  bound := g.bound;
+  if bound is null then
+    bound := pgqueue.uncounted_bound(arrive.queue, top, soft_limit, hard_limit);
+  end if;
+  if coalesce(bound, 9223372036854775807) > least(soft_limit, hard_limit / 2) or (g.settings).rate_per_second is not null then
+    perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
+  end if;
+  if g.sleepers and current_setting('pgqueue.wake', true) is distinct from 'off' then
+    perform pgqueue.ring(queue, ready, job_types);
+  end if;
+end $$;
+comment on function pgqueue.arrive(text, bigint, bigint, boolean, text[]) is
+  'What jobs_arrived does for one queue, owed by whoever inserts `ready` pending jobs straight into jobs_live. `top`: their highest seq; `low`: some are of low priority; `job_types`: of them all.';

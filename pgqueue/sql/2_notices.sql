@@ -41,6 +41,22 @@ begin
 end $$;
 comment on function pgqueue.publish(jsonb[]) is 'Sends events to pgqueue_status, in batches that NOTIFY can carry.';
 
+create function pgqueue.announce(job_ids uuid[], job_types text[], queues text[]) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  slot constant bigint := floor(extract(epoch from clock_timestamp()) * 20);
+begin
+  if current_setting('pgqueue.wake', true) is distinct from 'off' and pgqueue.watched()
+     and slot > (select s.last_value from pgqueue.notice_slot s) then
+    perform setval('pgqueue.notice_slot', slot);
+    perform pgqueue.publish(array_agg(pgqueue.event('job.queued', w.id, coalesce(w.queue, 'default'), w.job_type, null, 'pending', 0)))
+       from (select * from unnest(job_ids, job_types, queues) u(id, job_type, queue) limit 2000) w;
+  end if;
+end $$;
+comment on function pgqueue.announce(uuid[], text[], text[]) is
+  'Tells watchers of new pending jobs, as jobs_arrived does, for whoever inserts them straight into jobs_live.';
+
 create function pgqueue.ring(queue text, jobs bigint, job_types text[] default null) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$

@@ -40,7 +40,8 @@ comment on function pgqueue.shares(smallint[], int, bigint) is
   'How many of `wanted` jobs each priority gets; exact over a turn of `tick` for a given claim size.';
 
 create function pgqueue.take_by_type(
-  queue text, priority smallint, low_seq bigint, wanted int, job_types text[], shards smallint[], out tids tid[], out top bigint)
+  queue text, priority smallint, low_seq bigint, wanted int, job_types text[], shards smallint[],
+  out tids tid[], out top bigint, out parts int)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -51,6 +52,7 @@ declare
   firsts bigint[];
   counts int[] := array[wanted];
 begin
+  parts := 0;
   -- Compared as rows, which jobs_live_pending cannot do: where statistics knew of one type only, the planner took it, and
   -- walked all jobs of the others.
   select array_agg(w.job_type), array_agg(w.first) into present, firsts from (
@@ -88,10 +90,11 @@ begin
          and (j.expires_at is null or j.expires_at > pgqueue.clock())
        order by j.job_type, j.priority, j.seq limit counts[i] for update skip locked) s;
     tids := tids || part;
+    parts := parts + (part is not null)::int;
   end loop;
 end $$;
 comment on function pgqueue.take_by_type is
-  'Locks up to `wanted` pending jobs of some types of one queue and priority, oldest first, without walking the other types.';
+  'Locks up to `wanted` pending jobs of some types of one queue and priority, oldest first, without walking the other types. `parts`: of so many types, each in its order.';
 
 create function pgqueue.index_shards() returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms'
@@ -108,7 +111,8 @@ comment on function pgqueue.index_shards() is
   'Owed by whoever claims by shards, which few do: every INSERT pays for the index. False: not now, come again.';
 
 create function pgqueue.take_by_shard(
-  queue text, priority smallint, low_seq bigint, wanted int, shards smallint[], job_types text[], out tids tid[], out top bigint)
+  queue text, priority smallint, low_seq bigint, wanted int, shards smallint[], job_types text[],
+  out tids tid[], out top bigint, out parts int)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -131,6 +135,7 @@ begin
        and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
        and (j.expires_at is null or j.expires_at > pgqueue.clock())
      order by j.seq limit wanted for update skip locked) s;
+  parts := (tids is not null)::int;
   wanted := wanted - coalesce(cardinality(tids), 0);
   if wanted = 0 then
     return;
@@ -158,10 +163,11 @@ begin
          and (j.expires_at is null or j.expires_at > pgqueue.clock())
        order by j.shard, j.priority, j.seq limit t.jobs for update skip locked) s;
     tids := tids || part;
+    parts := parts + (part is not null)::int;
   end loop;
 end $$;
 comment on function pgqueue.take_by_shard is
-  'Locks up to `wanted` pending jobs of some shards of one queue and priority, oldest first, without walking the other shards.';
+  'Locks up to `wanted` pending jobs of some shards of one queue and priority, oldest first, without walking the other shards. `parts`: in so many pieces, each in its order.';
 
 create function pgqueue.take(
   queues text[], max_jobs int, job_types text[], priorities smallint[], shards smallint[],
@@ -319,7 +325,7 @@ begin
       end loop;
 
       for taken in
-        select l.i, l.p, l.want, t.tids, t.top from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.top, 1 as parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral (
            select array_agg(s.ctid) as tids, max(s.seq) as top from (
              select j.ctid, j.seq from pgqueue.jobs_live j
@@ -330,12 +336,12 @@ begin
               order by j.seq limit l.want for update skip locked) s) t
          where kinds[l.i] = 0
         union all
-        select l.i, l.p, l.want, t.tids, t.top from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral pgqueue.take_by_type(
            visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, wanted_types, take.shards) t
          where kinds[l.i] = 1
         union all
-        select l.i, l.p, l.want, t.tids, t.top from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral pgqueue.take_by_shard(
            visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, take.shards, wanted_types) t
          where kinds[l.i] = 2
@@ -343,7 +349,7 @@ begin
         got := coalesce(cardinality(taken.tids), 0);
         gave[taken.i] := gave[taken.i] + got;
         tids := tids || taken.tids;
-        parts := parts + case when got = 0 then 0 when kinds[taken.i] = 0 then 1 else 2 end;
+        parts := parts + case when got = 0 then 0 else taken.parts end;
         left_over := left_over - got;
         own[taken.i] := own[taken.i] - got;
         -- The next round begins behind what this one took, since SKIP LOCKED does not skip one's own.

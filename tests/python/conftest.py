@@ -1,12 +1,13 @@
 """What the tests of the library share."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
-from pgqueue import App
+from pgqueue import App, connections
 from tests.python.running import make_app
 
 
@@ -17,3 +18,17 @@ def app(database: str, connection: psycopg.Connection[Any]) -> Iterator[App]:
     connection.execute("select pgqueue.maintain_partitions()")
     with make_app(database, sweep_interval=0.05, poll_interval=0.2) as app:
         yield app
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each call was made over links and pools of the process."""
+    names: Counter[str] = Counter()
+    within = connections._within
+
+    async def counted(limit: float, connection: Any, call: Any, parameters: Any) -> Any:
+        names[call.name] += 1
+        return await within(limit, connection, call, parameters)
+
+    monkeypatch.setattr(connections, "_within", counted)
+    return names

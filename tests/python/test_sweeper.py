@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App, Job, Settings, connections
+from pgqueue import App, Job, Settings
 from pgqueue.errors import DatabaseError
 from pgqueue.sweeper import Sweeper
 from tests.python.running import make_app, worker_of
@@ -24,20 +24,6 @@ CLAIM = "select job_id from pgqueue.claim(gen_random_uuid(), null, 100, interval
 def app(database: str) -> Iterator[App]:
     with make_app(database) as app:
         yield app
-
-
-@pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each call was made over links and pools of the process."""
-    names: Counter[str] = Counter()
-    within = connections._within
-
-    async def counted(limit: float, connection: Any, call: Any, parameters: Any) -> Any:
-        names[call.name] += 1
-        return await within(limit, connection, call, parameters)
-
-    monkeypatch.setattr(connections, "_within", counted)
-    return names
 
 
 def sweep(database: str, quiet: bool = True, times: int = 1, interval: float = 0.1) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import psycopg
@@ -338,3 +339,23 @@ def test_progress_is_stored_soon_and_only_the_last_of_many(app: App) -> None:
         eventually(lambda: app.job_sync(second).progress == "half" or app.job_sync(second).status == "completed")
         seen.set()
         assert app.finished_job_sync(first, wait=10).progress == 999
+
+
+def test_while_no_slot_is_free_the_completions_of_slow_tasks_wait_for_others(app: App, called: Counter[str]) -> None:
+    calls: list[int] = []
+    done = 0
+
+    @app.task("slow")
+    async def slow(seconds: float) -> None:
+        nonlocal done
+        await asyncio.sleep(seconds)
+        done += 1
+        # As many again find all slots busy, and what came before is of no measured time yet.
+        if done in (100, 300):
+            calls.append(called["complete"])
+
+    spread = [0.15 + 0.1 * (i * 0.618 % 1) for i in range(400)]
+    app.enqueue_many_sync([{"job_type": "slow", "payload": {"seconds": seconds}} for seconds in spread])
+    with worker_of(app, concurrency=100):
+        eventually(lambda: done == 400)
+    assert calls[1] - calls[0] < 60

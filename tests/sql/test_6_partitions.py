@@ -248,5 +248,5 @@ def test_an_analyze_of_any_table_of_jobs_looks_at_few_columns_and_few_rows(q: Ve
     )
     assert {name for name, _, target in targets if target == 10} >= {"jobs", "jobs_live", "jobs_completed_20270310"}
     assert {target for _, _, target in targets} == {0, 10}
-    assert {column for _, column, target in targets if target} >= {"queue", "job_type", "status", "job_id", "finished_at"}
+    assert {column for _, column, target in targets if target} >= {"queue", "job_type", "status", "finished_at"}
     assert {target for _, column, target in targets if column in ("payload", "result", "errors")} == {0}
