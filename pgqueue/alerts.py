@@ -23,23 +23,28 @@ ONE_MACHINE: Final = (
     "one worker is enough to try pgqueue; in production have two, so that one may fail: pgqueue worker MODULE:APP"
 )
 _MEASURE_EVERY: Final = 2.0
+#: While nothing moves.
+_MEASURE_CALMLY_EVERY: Final = 4.0
 _EVALUATE_EVERY: Final = 10.0
 _PATIENCE: Final = 10.0
 
 
 class Alerts:
-    """Calls the sweep's steps `measure`, every 2 s, and `alerts`, every 10 s. Any number may; one works at a time."""
+    """Calls the sweep's steps `measure`, every 2 s (4 s when `calm`), and `alerts`, every 10 s; one at a time works."""
 
     def __init__(self, *, one_machine: bool = False) -> None:
         """Both are due at once. `one_machine`: the database is embedded, so a second worker would fail with it."""
         self._one_machine = one_machine
+        #: No sweep has moved anything for a while.
+        self.calm = False
         self._measured_at = self._evaluated_at = -math.inf
         self._event = 0
 
     @property
     def measure_due(self) -> bool:
         """Whether it is time to measure."""
-        return time.monotonic() - self._measured_at >= _MEASURE_EVERY
+        every = _MEASURE_CALMLY_EVERY if self.calm else _MEASURE_EVERY
+        return time.monotonic() - self._measured_at >= every
 
     def measured(self, left: int | None) -> None:
         """Note that it was measured; not 0: some is left to count."""

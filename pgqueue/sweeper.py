@@ -85,7 +85,7 @@ class Sweeper(Service):
             _Step("expired", calm=4),
             _Step("shed", calm=4),
             _Step("timeouts", every=5.0),
-            _Step("retention", every=5.0),
+            _Step("retention", every=5.0, calm=10),
             _Step("prune", every=10.0),
         ]
         self._awaited = _Step("next due", every=60.0)
@@ -114,7 +114,8 @@ class Sweeper(Service):
             # First, so that what is no longer declared does not fire once more.
             if self._declarations is not None:
                 await self._attempt(self._declared, self._declarations.step)
-            done = self._mine and now - self._moved_at >= _QUIET_AFTER and await self._sweep_quietly(now)
+            self._alerts.calm = now - self._moved_at >= _QUIET_AFTER
+            done = self._mine and self._alerts.calm and await self._sweep_quietly(now)
             if not done:
                 late = self.interval * (_ON_TIME if self._mine else _LATE)
                 self._mine = await self._link.call(calls_time.TAKE_TURN, every=late)
