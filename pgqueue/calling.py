@@ -7,7 +7,7 @@ statements.
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
@@ -138,6 +138,47 @@ async def run_async(connection: object, call: Call[T], **parameters: object) -> 
     except Exception as exc:
         raise _translated(exc) from exc
     raise ConfigError(f"{_describe(connection)} cannot be used here: {_ASYNC_KINDS}")
+
+
+def run_parts(
+    connection: psycopg.Connection[Any], call: Call[list[T]], parts: Iterable[Mapping[str, object]]
+) -> list[T]:
+    """Run a call with the parameters of each part in one transaction, and return all their values.
+
+    While the database does what one asks, the next is taken from `parts`. Raises what that raises, or the PgqueueError
+    that the database's error stands for, and leaves nothing then.
+    """
+    values: list[T] = []
+    try:
+        with connection.pipeline(), connection.transaction():
+            # Held until all are sent: an answer that is asked for is waited for.
+            cursors = []
+            for parameters in parts:
+                cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+                cursors.append(cursor.execute(call.sql, parameters, binary=True))
+            for cursor in cursors:
+                values += call.read(cursor.fetchall())
+    except Exception as exc:
+        raise _translated(exc) from exc
+    return values
+
+
+async def run_parts_async(
+    connection: psycopg.AsyncConnection[Any], call: Call[list[T]], parts: Iterable[Mapping[str, object]]
+) -> list[T]:
+    """Do what `run_parts` does over an async connection."""
+    values: list[T] = []
+    try:
+        async with connection.pipeline(), connection.transaction():
+            cursors = []
+            for parameters in parts:
+                cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+                cursors.append(await cursor.execute(call.sql, parameters, binary=True))
+            for cursor in cursors:
+                values += call.read(await cursor.fetchall())
+    except Exception as exc:
+        raise _translated(exc) from exc
+    return values
 
 
 _SYNC_KINDS: Final = "give a psycopg Connection, or SQLAlchemy's Connection or Session; await the async form for others"

@@ -27,6 +27,7 @@ from pgqueue.verbs import (
     given,
     id_text,
     many_parameters,
+    many_parts,
     result_of,
 )
 
@@ -142,9 +143,13 @@ class Client:
         """Enqueue jobs, all or none of them, and return one answer for each in the order given.
 
         Each is a mapping with `job_type` (or `type`), `payload`, and the options of `enqueue`. They are sent as arrays,
-        a hundred thousand of them in one call if need be.
+        thousands of plain ones in parts of one transaction: a part is made while the one before is stored.
         """
-        return Request(calls.ENQUEUE_MANY, many_parameters(jobs, self._task_options), connection=connection)
+        wanted = list(jobs)
+        parts = many_parts(wanted, self._task_options) if connection is None and self.intercept is None else None
+        if parts is not None:
+            return Request(calls.ENQUEUE_MANY, {"job_types": wanted}, parts=parts)
+        return Request(calls.ENQUEUE_MANY, many_parameters(wanted, self._task_options), connection=connection)
 
     def _job(self, job_id: JobId) -> Request[JobRow]:
         """Return a job's row wherever it is; raises JobNotFound."""

@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -23,6 +23,7 @@ from pgqueue.settings import Settings
 T = TypeVar("T")
 SyncConnection: TypeAlias = psycopg.Connection[Any]
 AsyncConnection: TypeAlias = psycopg.AsyncConnection[Any]
+Parts: TypeAlias = Callable[[], Iterable[Mapping[str, object]]]
 C = TypeVar("C", SyncConnection, AsyncConnection)
 
 # A node that is gone without a word is noticed by the kernel within about a minute.
@@ -172,13 +173,18 @@ class SyncPool:
 
     def run(self, call: Call[T], **parameters: object) -> T:
         """Run a call in a transaction of its own, again if it met a deadlock."""
+        return self._run(call, parameters, lambda connection: calling.run(connection, call, **parameters))
+
+    def run_parts(self, call: Call[list[T]], parts: Parts, **parameters: object) -> list[T]:
+        """Run a call with each of the parts in one transaction, as `run` does; `parameters` are those of the whole."""
+        return self._run(call, parameters, lambda connection: calling.run_parts(connection, call, parts()))
+
+    def _run(self, call: Call[T], parameters: Mapping[str, object], work: Callable[[SyncConnection], T]) -> T:
+        limit = call.limit(self._settings.statement_limit, parameters)
         for pause in _pauses():
             try:
-                with (
-                    self.connection() as connection,
-                    _deadlines.within(call.limit(self._settings.statement_limit, parameters), connection, call.name),
-                ):
-                    return calling.run(connection, call, **parameters)
+                with self.connection() as connection, _deadlines.within(limit, connection, call.name):
+                    return work(connection)
             except DatabaseConflict:
                 if pause is None:
                     raise
@@ -221,11 +227,24 @@ class AsyncPool:
 
     async def run(self, call: Call[T], **parameters: object) -> T:
         """Run a call in a transaction of its own, again if it met a deadlock."""
+        limit = call.limit(self._settings.statement_limit, parameters)
+        return await self._run(lambda connection: _within(limit, connection, call, parameters))
+
+    async def run_parts(self, call: Call[list[T]], parts: Parts, **parameters: object) -> list[T]:
+        """Run a call with each of the parts in one transaction, as `run` does; `parameters` are those of the whole."""
+        limit = call.limit(self._settings.statement_limit, parameters)
+
+        async def work(connection: AsyncConnection) -> list[T]:
+            with answered_within(limit, connection, call.name):
+                return await calling.run_parts_async(connection, call, parts())
+
+        return await self._run(work)
+
+    async def _run(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         for pause in _pauses():
             try:
                 async with self.connection() as connection:
-                    limit = call.limit(self._settings.statement_limit, parameters)
-                    return await _within(limit, connection, call, parameters)
+                    return await work(connection)
             except DatabaseConflict:
                 if pause is None:
                     raise

@@ -6,7 +6,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -52,7 +52,8 @@ S = TypeVar("S", bound=Pools)
 class Request(Generic[T]):
     """One call with its parameters; `then` turns its value into the verb's (or raises).
 
-    With `wait` (seconds) it is made again until `then` no longer raises NotFinished.
+    With `wait` (seconds) it is made again until `then` no longer raises NotFinished. With `parts` it is made with the
+    parameters of each rather than its own, in one transaction, and its value is all of theirs.
     """
 
     call: Call[Any]
@@ -60,6 +61,7 @@ class Request(Generic[T]):
     then: Callable[[Any], T] = field(default=lambda value: value)
     connection: object = None
     wait: float = 0
+    parts: Callable[[], Iterator[Mapping[str, object]]] | None = None
 
 
 def awaited(verb: Callable[Concatenate[S, P], Request[T]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
@@ -74,6 +76,10 @@ def awaited(verb: Callable[Concatenate[S, P], Request[T]]) -> Callable[Concatena
                     value = await self.intercept.answer(request)
                 elif request.connection is not None:
                     value = await calling.run_async(request.connection, request.call, **request.parameters)
+                elif request.parts is not None:
+                    value = await (await self._async_pool()).run_parts(
+                        request.call, request.parts, **request.parameters
+                    )
                 else:
                     value = await (await self._async_pool()).run(request.call, **request.parameters)
                 return request.then(value)
@@ -98,6 +104,8 @@ def blocking(verb: Callable[Concatenate[S, P], Request[T]]) -> Callable[Concaten
                     value = _finish(self.intercept.answer(request))
                 elif request.connection is not None:
                     value = calling.run(request.connection, request.call, **request.parameters)
+                elif request.parts is not None:
+                    value = self._sync_pool().run_parts(request.call, request.parts, **request.parameters)
                 else:
                     value = self._sync_pool().run(request.call, **request.parameters)
                 return request.then(value)
@@ -191,6 +199,10 @@ _TEXTS: Final = frozenset(
     {"queue", "idempotency_key", "retry_policy", "producer_id", "ordering_key", "trace_context", "job_id"}
 )
 _INTS: Final = frozenset({"priority", "max_retries", "timeout_ms"})
+#: Options for which a job is looked at one by one, as enqueue_rows says.
+_LOOKED_UP: Final = frozenset({"scheduled_at", "delay", "idempotency_key", "ordering_key", "job_id"})
+#: So many jobs go in a call while the ones before are stored.
+PART: Final = 5000
 
 
 def many_parameters(
@@ -201,22 +213,52 @@ def many_parameters(
     Raises InvalidJob naming the job and what is wrong with it. An option that no job has is None rather than an array.
     """
     wanted = list(jobs)
+    return _arrays(wanted, 0, options_of, _span(wanted))
+
+
+def many_parts(
+    jobs: Sequence[Mapping[str, Any]], options_of: Callable[[str], Mapping[str, Any]]
+) -> Callable[[], Iterator[dict[str, object]]] | None:
+    """Return what makes the parameters of many jobs part by part, None for those that must go in one call.
+
+    Parts are for plain jobs, of which the database looks nothing up: of others it takes locks, in an order of its own.
+    """
+    if len(jobs) <= PART or not all(job.keys().isdisjoint(_LOOKED_UP) for job in jobs):
+        return None
+    context = _span(jobs)
+
+    def parts() -> Iterator[dict[str, object]]:
+        for first in range(0, len(jobs), PART):
+            yield _arrays(jobs[first : first + PART], first, options_of, context)
+
+    return parts
+
+
+def _span(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
+    """Return the trace context of one span for all of them."""
+    job_type = jobs[0].get("job_type") or jobs[0].get("type") if jobs else None
+    return tracing.created(job_type, jobs[0].get("queue"), len(jobs)) if isinstance(job_type, str) else None
+
+
+def _arrays(
+    jobs: Sequence[Mapping[str, Any]],
+    first: int,
+    options_of: Callable[[str], Mapping[str, Any]],
+    context: Mapping[str, str] | None,
+) -> dict[str, object]:
+    """Return the parameters of some jobs, of which messages count from `first`."""
     job_types: list[str | None] = TextArray()
     payloads: list[str | None] = JsonTextArray()
     values: list[Mapping[str, Any]] = []
     defaults: dict[str, Mapping[str, Any]] = {}
     # What a job has that says no more than its type, by type.
     usual: dict[str, Mapping[str, Any]] = {}
-    # One span for all of them.
-    context: dict[str, str] | None = None
-    for index, job in enumerate(wanted):
+    for index, job in enumerate(jobs, first):
         job_type, rest = job.get("job_type"), _TYPED
         if not job_type:
             job_type, rest = job.get("type"), _NAMED
         if not isinstance(job_type, str):
             raise InvalidJob(f"jobs[{index}] has no job_type", column="job_type")
-        if not index:
-            context = tracing.created(job_type, job.get("queue"), len(wanted))
         one = usual.get(job_type)
         if one is None or not job.keys() <= rest:
             if job_type not in defaults:

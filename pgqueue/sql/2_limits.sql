@@ -1,4 +1,7 @@
 -- Limits of depth and rate: what an INSERT owes to the queue that it fills.
+--
+-- A transaction that was let in is not slowed down for what it took itself, or one with several statements could never
+-- succeed: it owes all of it, and whoever comes next waits.
 
 create function pgqueue.note_queue(queue text) returns void
   language plpgsql set search_path = pg_catalog, pg_temp
@@ -118,14 +121,18 @@ begin
   -- A job is a millisecond of the bucket's time. A sequence, since whoever takes from it must not keep others waiting
   -- until it commits. More than there is may be taken at once, by up to ten seconds: it is paid back by waiting.
   select t.last_value into used from pgqueue.tokens t;
-  if used > now_ms then
+  if used > now_ms and not exists (
+       select from pg_locks l where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.mode = 'ShareLock'
+          and (l.classid, l.objid, l.objsubid) = (1885827434, hashtext(queue)::oid, 2)) then
     raise exception 'queue "%" has more than % jobs pending, and producers of such queues share 1000 jobs a second', queue, soft_limit
       using errcode = 'PQ429', detail = format('retry after %s s', round((used - now_ms) / 1000.0, 3)),
             hint = 'Retry later, or raise soft_limit in pgqueue.queues.';
   elsif used < now_ms - 1000 then
     perform setval('pgqueue.tokens', now_ms - 1000);
+    used := now_ms - 1000;
   end if;
-  perform nextval('pgqueue.tokens') from generate_series(1, least(jobs, 10000));
+  perform pg_advisory_xact_lock_shared(1885827434, hashtext(queue));
+  perform nextval('pgqueue.tokens') from generate_series(1, least(jobs, now_ms + 10000 - used));
 end $$;
 comment on function pgqueue.slow_down(text, bigint, bigint, boolean) is
   'Owed by an insert into a queue above its soft limit: refuses low jobs that are shed (PQ503), and jobs beyond 1,000 a second (PQ429).';
@@ -136,14 +143,15 @@ create function pgqueue.take_rate(queue text, per_second integer, jobs bigint) r
 declare
   name constant text := 'queue:' || queue;
   now_is timestamptz;
-  b pgqueue.token_buckets;
+  b record;
 begin
   -- Producers of a queue with a rate take turns. A batch may take more than there is: it is paid back by waiting.
   insert into pgqueue.token_buckets (bucket, tokens, filled_at) values (name, per_second, clock_timestamp()) on conflict do nothing;
-  select t.* into b from pgqueue.token_buckets t where t.bucket = name for update;
+  select t.tokens, t.filled_at, t.xmin = pg_current_xact_id()::xid as let_in into b
+    from pgqueue.token_buckets t where t.bucket = name for update;
   now_is := clock_timestamp();
   b.tokens := least(per_second, b.tokens + greatest(extract(epoch from now_is - b.filled_at), 0) * per_second);
-  if b.tokens < 1 then
+  if b.tokens < 1 and not b.let_in then
     raise exception 'queue "%" takes % jobs a second', queue, per_second
       using errcode = 'PQ429', detail = format('retry after %s s', round(((1 - b.tokens) / per_second)::numeric, 3)),
             hint = 'Retry later, or raise rate_per_second in pgqueue.queues.';

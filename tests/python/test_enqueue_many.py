@@ -1,7 +1,9 @@
 """enqueue_many: any number of jobs in one call, all or none, on every kind of connection."""
 
 import asyncio
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -13,13 +15,13 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from pgqueue import App, calling, calls
+from pgqueue import App, EnqueuedJob, calling, calls, verbs
 from pgqueue.connections import AsyncPool, SyncPool
 from pgqueue.errors import InvalidJob, QueueFull
 from pgqueue.settings import Settings
 from pgqueue.verbs import many_parameters
 from tests.conftest import Connect
-from tests.python.running import make_app
+from tests.python.running import eventually, make_app
 
 NEW_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 MANY = 100_000
@@ -238,3 +240,82 @@ def test_the_limit_is_the_calls(database: str) -> None:
     pool = SyncPool(database, settings)
     assert pool.run(slow, seconds=0.6) == 1
     pool.close()
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs, "PART", 10)
+
+
+def made(app: App, blocking: bool, jobs: Iterable[dict[str, Any]]) -> list[EnqueuedJob]:
+    return app.enqueue_many_sync(jobs) if blocking else asyncio.run(app.enqueue_many(jobs))
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("blocking", [True, False])
+def test_parts_are_one_transaction_in_the_order_given(app: App, connect: Connect, blocking: bool) -> None:
+    answers = made(app, blocking, ({"job_type": "t", "payload": {"n": n}, "queue": f"q{n % 3}"} for n in range(95)))
+    rows = (
+        connect().execute("select job_id, (payload->>'n')::int, xmin::text from pgqueue.jobs order by seq").fetchall()
+    )
+    assert [row[:2] for row in rows] == [(answer.job_id, n) for n, answer in enumerate(answers)]
+    assert len({row[2] for row in rows}) == 1
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize(
+    ("wrong", "kind", "said"),
+    [
+        ({"payload": {"n": object()}}, InvalidJob, "jobs[57]"),
+        ({"payload": {"n": "\0"}}, InvalidJob, "payload"),
+        ({"queue": "full"}, QueueFull, 'queue "full"'),
+    ],
+)
+def test_one_that_is_wrong_refuses_all_parts(
+    app: App, connect: Connect, blocking: bool, wrong: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    session = connect()
+    session.execute("insert into pgqueue.queues (name, hard_limit, soft_limit) values ('full', 0, 0)")
+    jobs: list[dict[str, Any]] = [{"job_type": "t"} for _ in range(95)]
+    jobs[57] |= wrong
+    with pytest.raises(kind, match=re.escape(said)):
+        made(app, blocking, jobs)
+    assert session.execute("select count(*) from pgqueue.jobs").fetchone() == (0,)
+    assert len(made(app, blocking, jobs[:57])) == 57
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_jobs_that_are_looked_up_go_in_one_call(app: App, called: Counter[str]) -> None:
+    wanted: list[dict[str, Any]] = [{"job_type": "t", "idempotency_key": str(n)} for n in range(40)]
+    first = asyncio.run(app.enqueue_many(wanted))
+    assert called["enqueue_many"] == 1
+    assert [answer.job_id for answer in app.enqueue_many_sync(wanted)] == [answer.job_id for answer in first]
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_part_is_made_while_the_one_before_is_stored(app: App, connect: Connect) -> None:
+    watcher, seen = connect(), []
+    holder = connect(autocommit=False)
+    holder.execute("lock table pgqueue.jobs_live in share mode")
+
+    class Job(dict[str, Any]):
+        """Asked for when its part is made: says whether the part before is with the database."""
+
+        def get(self, name: str, default: Any = None) -> Any:
+            if name == "payload" and not seen:
+                eventually(lambda: waits(watcher))
+                seen.append(True)
+                holder.rollback()
+            return super().get(name, default)
+
+    jobs = [*({"job_type": "t"} for _ in range(10)), Job(job_type="t"), *({"job_type": "t"} for _ in range(30))]
+    assert len(app.enqueue_many_sync(jobs)) == 41
+    assert seen == [True]
+
+
+def waits(watcher: Any) -> bool:
+    (waiting,) = watcher.execute(
+        "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%enqueue_rows%')"
+    ).fetchone()
+    return bool(waiting)

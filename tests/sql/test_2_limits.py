@@ -1,5 +1,7 @@
 """Limits of queues that no sweep looks after: before the first one, and after the last."""
 
+import pytest
+
 from tests.sql.plans import touched
 from tests.sql.verbs import Verbs, refused
 
@@ -39,3 +41,22 @@ def test_nobody_is_slowed_down_by_jobs_that_are_done_while_no_sweep_comes(q: Ver
         jobs = q.claim(300, queues=["new"])
         assert q.complete(jobs) == {job.job_id for job in jobs}
     q.session.execute(INSERT)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [("rate_per_second = 5", "takes 5 jobs a second"), ("soft_limit = 5", "more than 5 jobs pending")],
+)
+def test_a_transaction_that_was_let_in_is_not_refused_for_what_it_took_itself(q: Verbs, limits: str, said: str) -> None:
+    column, number = limits.split(" = ")
+    q.session.execute(f"insert into pgqueue.queues (name, {column}) values ('new', {number})")
+    q.sweep()
+    many = "insert into pgqueue.jobs (job_type, queue) select 't', 'new' from generate_series(1, 1500)"
+    with q.session.transaction():
+        for _ in range(3):
+            q.session.execute(many)
+    # It owes all of it.
+    with refused("PQ429", said):
+        q.session.execute(INSERT)
+    with refused("PQ429", said), q.session.transaction():
+        q.session.execute(INSERT)
