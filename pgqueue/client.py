@@ -143,7 +143,7 @@ class Client:
         """Enqueue jobs, all or none of them, and return one answer for each in the order given.
 
         Each is a mapping with `job_type` (or `type`), `payload`, and the options of `enqueue`. They are sent as arrays,
-        thousands of plain ones in parts of one transaction: a part is made while the one before is stored.
+        thousands of plain ones for one queue in parts of one transaction: one is made while the one before is stored.
         """
         wanted = list(jobs)
         parts = many_parts(wanted, self._task_options) if connection is None and self.intercept is None else None

@@ -62,6 +62,8 @@ class Finisher:
         self._progress: dict[bytes, tuple[Held, bytes, list[asyncio.Future[None]]]] = {}
         self._progress_at = 0.0
         self._work = asyncio.Event()
+        #: What came cannot wait for others.
+        self._urgent = asyncio.Event()
         self._empty = asyncio.Event()
         self._fault: str | None = None
         self.along: Along | None = None
@@ -74,9 +76,12 @@ class Finisher:
             if not self._completed:
                 self._work.set()
             self._completed.append(held)
+            if held.claimed.ordering_key is not None:
+                self._urgent.set()
         else:
             self._others.append((held, outcome))
             self._work.set()
+            self._urgent.set()
 
     def report(self, held: Held, progress: bytes, told: asyncio.Future[None] | None = None) -> None:
         """Take a progress report, which replaces one of the same job that is not written yet."""
@@ -85,6 +90,7 @@ class Finisher:
             waiting.append(told)
         self._progress[held.key] = (held, progress, waiting)
         self._work.set()
+        self._urgent.set()
 
     @property
     def waiting(self) -> int:
@@ -127,21 +133,17 @@ class Finisher:
     async def _flush(self) -> None:
         self._work.clear()
         self._empty.clear()
-        while self._completed:
-            await self._gather()
-            batch = self._completed[:_MOST_JOBS]
-            results = _results(batch)
-            # Whatever the size of the first one.
-            while len(batch) > 1 and sum(map(len, filter(None, results))) > _MOST_BYTES:
-                batch = batch[: len(batch) // 2]
-                results = results[: len(batch)]
-            await self._write_progress(held.key for held in batch)
-            await self._complete(batch, results)
-            del self._completed[: len(batch)]
-        while self._others:
-            await self._write_others(self._others[:_MOST_JOBS])
+        # By turns, since under load completions never end.
+        while self.waiting:
+            if self._completed:
+                await self._gather()
+                await self._write_completed()
+            if self._others:
+                await self._write_others(self._others[:_MOST_JOBS])
+            if self._progress and self._progress_early() <= 0:
+                await self._write_progress(list(self._progress))
         if self._progress:
-            early = self._progress_at + _PROGRESS_EVERY - time.monotonic()
+            early = self._progress_early()
             if early > 0:
                 asyncio.get_running_loop().call_later(early, self._work.set)
             else:
@@ -149,15 +151,36 @@ class Finisher:
         if not self.waiting:
             self._empty.set()
 
+    def _progress_early(self) -> float:
+        """Return for how many seconds it is too early for progress."""
+        return self._progress_at + _PROGRESS_EVERY - time.monotonic()
+
     async def _gather(self) -> None:
-        """Wait for more completions where there are few, and none of them has a key for which a job waits."""
-        if self.along is None or len(self._completed) >= _FEW:
+        """Wait for more completions where there are few, and nothing that somebody waits for."""
+        if self.along is None or len(self._completed) >= _FEW or self._others or self._progress:
             return
         if any(held.claimed.ordering_key is not None for held in self._completed):
             return
         seconds = self.along.patience()
-        if seconds:
-            await asyncio.sleep(seconds)
+        if not seconds:
+            return
+        self._urgent.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._urgent.wait()
+        except TimeoutError:
+            pass
+
+    async def _write_completed(self) -> None:
+        batch = self._completed[:_MOST_JOBS]
+        results = _results(batch)
+        # Whatever the size of the first one.
+        while len(batch) > 1 and sum(map(len, filter(None, results))) > _MOST_BYTES:
+            batch = batch[: len(batch) // 2]
+            results = results[: len(batch)]
+        await self._write_progress(held.key for held in batch)
+        await self._complete(batch, results)
+        del self._completed[: len(batch)]
 
     async def _complete(self, batch: Sequence[Held], results: Sequence[bytes | None]) -> None:
         claimed = [held.claimed for held in batch]

@@ -78,7 +78,7 @@ class Sweeper(Service):
         self._steps = [
             _Step("due", when_due=True),
             _Step("leases"),
-            # They rise at once when jobs move; what has not moved for seconds need not be looked at every second.
+            # What has not moved for seconds need not be looked at every second.
             _Step("cursors", many=BATCH, apart=_RISING, calm=2),
             # What they find may wait for some seconds: no claim takes an expired job, and no key loses its head unseen.
             _Step("keys", calm=4),
@@ -168,6 +168,9 @@ class Sweeper(Service):
             jobs, _ = swept.steps.get(step.name, (None, None))
             if (jobs or 0) >= _QUIET_BATCH:
                 self._once_more(step)
+        if self._moved_at == now:
+            for step in self._steps:
+                step.next_at = min(step.next_at, now + step.every)
         if swept.schedules_due or now >= self._scheduled.next_at:
             await self._attempt(self._scheduled, self._scheduler.step)
         await self._attempt(self._alerted, self._alerts.step)

@@ -221,9 +221,13 @@ def many_parts(
 ) -> Callable[[], Iterator[dict[str, object]]] | None:
     """Return what makes the parameters of many jobs part by part, None for those that must go in one call.
 
-    Parts are for plain jobs, of which the database looks nothing up: of others it takes locks, in an order of its own.
+    Parts are for plain jobs of one queue. For others the database takes locks, in an order of its own: of keys, and of
+    queues with limits.
     """
     if len(jobs) <= PART or not all(job.keys().isdisjoint(_LOOKED_UP) for job in jobs):
+        return None
+    usual = {job_type: options_of(job_type).get("queue") for job_type in {_type(job) for job in jobs} if job_type}
+    if len({job.get("queue") or usual.get(_type(job)) or "default" for job in jobs}) > 1:
         return None
     context = _span(jobs)
 
@@ -236,8 +240,15 @@ def many_parts(
 
 def _span(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
     """Return the trace context of one span for all of them."""
-    job_type = jobs[0].get("job_type") or jobs[0].get("type") if jobs else None
-    return tracing.created(job_type, jobs[0].get("queue"), len(jobs)) if isinstance(job_type, str) else None
+    if not jobs or not (job_type := _type(jobs[0])):
+        return None
+    return tracing.created(job_type, jobs[0].get("queue"), len(jobs))
+
+
+def _type(job: Mapping[str, Any]) -> str:
+    """Return a job's type, empty where it has none."""
+    job_type = job.get("job_type") or job.get("type")
+    return job_type if isinstance(job_type, str) else ""
 
 
 def _arrays(

@@ -1057,7 +1057,22 @@ end $$;
 -- Limits of depth and rate: what an INSERT owes to the queue that it fills.
 --
 -- A transaction that was let in is not slowed down for what it took itself, or one with several statements could never
--- succeed: it owes all of it, and whoever comes next waits.
+-- succeed: it owes all of it, and whoever comes next waits. What says so is an advisory lock, which goes with the
+-- transaction or the savepoint. Whoever takes that lock by hand is not slowed down; a limit is no right.
+
+create function pgqueue.let_in(bucket text) returns void
+  language sql set search_path = pg_catalog, pg_temp
+  -- Tried, so that nobody who holds it otherwise can keep a producer waiting.
+  as $$ select pg_try_advisory_xact_lock_shared(1885827434, hashtext(bucket)) $$;
+comment on function pgqueue.let_in(text) is 'Notes that this transaction was given from a bucket.';
+
+create function pgqueue.was_let_in(bucket text) returns boolean
+  language sql set search_path = pg_catalog, pg_temp
+  as $$
+    select exists (select from pg_locks l where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.mode = 'ShareLock'
+                      and (l.classid, l.objid, l.objsubid) = (1885827434, hashtext(bucket)::oid, 2))
+  $$;
+comment on function pgqueue.was_let_in(text) is 'Whether this transaction was given from a bucket before.';
 
 create function pgqueue.note_queue(queue text) returns void
   language plpgsql set search_path = pg_catalog, pg_temp
@@ -1177,9 +1192,7 @@ begin
   -- A job is a millisecond of the bucket's time. A sequence, since whoever takes from it must not keep others waiting
   -- until it commits. More than there is may be taken at once, by up to ten seconds: it is paid back by waiting.
   select t.last_value into used from pgqueue.tokens t;
-  if used > now_ms and not exists (
-       select from pg_locks l where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.mode = 'ShareLock'
-          and (l.classid, l.objid, l.objsubid) = (1885827434, hashtext(queue)::oid, 2)) then
+  if used > now_ms and not pgqueue.was_let_in('tokens') then
     raise exception 'queue "%" has more than % jobs pending, and producers of such queues share 1000 jobs a second', queue, soft_limit
       using errcode = 'PQ429', detail = format('retry after %s s', round((used - now_ms) / 1000.0, 3)),
             hint = 'Retry later, or raise soft_limit in pgqueue.queues.';
@@ -1187,7 +1200,7 @@ begin
     perform setval('pgqueue.tokens', now_ms - 1000);
     used := now_ms - 1000;
   end if;
-  perform pg_advisory_xact_lock_shared(1885827434, hashtext(queue));
+  perform pgqueue.let_in('tokens');
   perform nextval('pgqueue.tokens') from generate_series(1, least(jobs, now_ms + 10000 - used));
 end $$;
 comment on function pgqueue.slow_down(text, bigint, bigint, boolean) is
@@ -1199,20 +1212,20 @@ create function pgqueue.take_rate(queue text, per_second integer, jobs bigint) r
 declare
   name constant text := 'queue:' || queue;
   now_is timestamptz;
-  b record;
+  b pgqueue.token_buckets;
 begin
   -- Producers of a queue with a rate take turns. A batch may take more than there is: it is paid back by waiting.
   insert into pgqueue.token_buckets (bucket, tokens, filled_at) values (name, per_second, clock_timestamp()) on conflict do nothing;
-  select t.tokens, t.filled_at, t.xmin = pg_current_xact_id()::xid as let_in into b
-    from pgqueue.token_buckets t where t.bucket = name for update;
+  select t.* into b from pgqueue.token_buckets t where t.bucket = name for update;
   now_is := clock_timestamp();
   b.tokens := least(per_second, b.tokens + greatest(extract(epoch from now_is - b.filled_at), 0) * per_second);
-  if b.tokens < 1 and not b.let_in then
+  if b.tokens < 1 and not pgqueue.was_let_in(name) then
     raise exception 'queue "%" takes % jobs a second', queue, per_second
       using errcode = 'PQ429', detail = format('retry after %s s', round(((1 - b.tokens) / per_second)::numeric, 3)),
             hint = 'Retry later, or raise rate_per_second in pgqueue.queues.';
   end if;
   update pgqueue.token_buckets t set tokens = b.tokens - jobs, filled_at = now_is where t.bucket = name;
+  perform pgqueue.let_in(name);
 end $$;
 comment on function pgqueue.take_rate(text, integer, bigint) is 'Holds a queue to its rate_per_second (PQ429).';
 

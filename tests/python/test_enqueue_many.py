@@ -254,7 +254,7 @@ def made(app: App, blocking: bool, jobs: Iterable[dict[str, Any]]) -> list[Enque
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("blocking", [True, False])
 def test_parts_are_one_transaction_in_the_order_given(app: App, connect: Connect, blocking: bool) -> None:
-    answers = made(app, blocking, ({"job_type": "t", "payload": {"n": n}, "queue": f"q{n % 3}"} for n in range(95)))
+    answers = made(app, blocking, ({"job_type": "t", "payload": {"n": n}, "queue": "q"} for n in range(95)))
     rows = (
         connect().execute("select job_id, (payload->>'n')::int, xmin::text from pgqueue.jobs order by seq").fetchall()
     )
@@ -269,15 +269,16 @@ def test_parts_are_one_transaction_in_the_order_given(app: App, connect: Connect
     [
         ({"payload": {"n": object()}}, InvalidJob, "jobs[57]"),
         ({"payload": {"n": "\0"}}, InvalidJob, "payload"),
-        ({"queue": "full"}, QueueFull, 'queue "full"'),
+        ({"payload": {}}, QueueFull, 'queue "small"'),
     ],
 )
 def test_one_that_is_wrong_refuses_all_parts(
     app: App, connect: Connect, blocking: bool, wrong: dict[str, Any], kind: type[Exception], said: str
 ) -> None:
     session = connect()
-    session.execute("insert into pgqueue.queues (name, hard_limit, soft_limit) values ('full', 0, 0)")
-    jobs: list[dict[str, Any]] = [{"job_type": "t"} for _ in range(95)]
+    session.execute("insert into pgqueue.queues (name, hard_limit) values ('small', 80)")
+    queue = "small" if kind is QueueFull else "big"
+    jobs: list[dict[str, Any]] = [{"job_type": "t", "queue": queue} for _ in range(95)]
     jobs[57] |= wrong
     with pytest.raises(kind, match=re.escape(said)):
         made(app, blocking, jobs)
@@ -286,11 +287,13 @@ def test_one_that_is_wrong_refuses_all_parts(
 
 
 @pytest.mark.usefixtures("in_parts")
-def test_jobs_that_are_looked_up_go_in_one_call(app: App, called: Counter[str]) -> None:
-    wanted: list[dict[str, Any]] = [{"job_type": "t", "idempotency_key": str(n)} for n in range(40)]
-    first = asyncio.run(app.enqueue_many(wanted))
+@pytest.mark.parametrize("each", [{"idempotency_key": "{}"}, {"queue": "q{}"}, {"ordering_key": "{}"}])
+def test_jobs_for_which_locks_are_taken_in_order_go_in_one_call(
+    app: App, called: Counter[str], each: dict[str, str]
+) -> None:
+    (option, name) = next(iter(each.items()))
+    asyncio.run(app.enqueue_many([{"job_type": "t", option: name.format(n)} for n in range(40)]))
     assert called["enqueue_many"] == 1
-    assert [answer.job_id for answer in app.enqueue_many_sync(wanted)] == [answer.job_id for answer in first]
 
 
 @pytest.mark.usefixtures("in_parts")

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App, Cancel, DeadLetter, Job, RateLimited, Retry, Snooze
+from pgqueue import App, Cancel, DeadLetter, Job, RateLimited, Retry, Snooze, claimer
 from pgqueue.errors import ConfigError
 from tests.python.running import eventually, make_app, worker_of
 
@@ -359,3 +359,30 @@ def test_while_no_slot_is_free_the_completions_of_slow_tasks_wait_for_others(app
     with worker_of(app, concurrency=100):
         eventually(lambda: done == 400)
     assert calls[1] - calls[0] < 60
+
+
+def test_completions_that_wait_for_others_keep_no_failure_waiting(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claimer, "PATIENCE", 1e9)
+    monkeypatch.setattr(claimer, "PATIENCE_AT_MOST", 60.0)
+    began: list[str] = []
+    told = threading.Event()
+
+    @app.task("quick")
+    async def quick() -> None: ...
+
+    @app.task("waits", max_retries=0)
+    async def waits(name: str) -> None:
+        began.append(name)
+        await asyncio.to_thread(told.wait)
+        raise ValueError(name)
+
+    with worker_of(app, concurrency=2):
+        app.result_sync(quick.enqueue_sync(), wait=10)
+        jobs = [("waits", {"name": "first"}), ("quick", {}), ("waits", {"name": "second"})]
+        made = app.enqueue_many_sync([{"job_type": job_type, "payload": payload} for job_type, payload in jobs])
+        eventually(lambda: began == ["first", "second"])
+        # All slots are busy, so this one may wait for a minute.
+        assert app.job_sync(made[1].job_id).status == "processing"
+        told.set()
+        assert app.finished_job_sync(made[0].job_id, wait=10).status == "dead_letter"
+        assert app.finished_job_sync(made[1].job_id, wait=10).status == "completed"

@@ -49,12 +49,13 @@ def test_nobody_is_slowed_down_by_jobs_that_are_done_while_no_sweep_comes(q: Ver
 )
 def test_a_transaction_that_was_let_in_is_not_refused_for_what_it_took_itself(q: Verbs, limits: str, said: str) -> None:
     column, number = limits.split(" = ")
-    q.session.execute(f"insert into pgqueue.queues (name, {column}) values ('new', {number})")
+    q.session.execute(f"insert into pgqueue.queues (name, {column}) values ('new', {number}), ('next', {number})")
     q.sweep()
-    many = "insert into pgqueue.jobs (job_type, queue) select 't', 'new' from generate_series(1, 1500)"
+    many = "insert into pgqueue.jobs (job_type, queue) select 't', {} from generate_series(1, 1500) i"
     with q.session.transaction():
-        for _ in range(3):
-            q.session.execute(many)
+        for queue in ("'new'", "'new'", "'next'", "case when i % 2 = 0 then 'new' else 'next' end"):
+            with q.session.transaction():
+                q.session.execute(many.format(queue))
     # It owes all of it.
     with refused("PQ429", said):
         q.session.execute(INSERT)

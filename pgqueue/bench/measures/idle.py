@@ -8,8 +8,8 @@ from pgqueue.bench.figures import Measure, Sample, Variant
 from pgqueue.bench.machine import Meter
 from pgqueue.bench.site import Site
 
-#: Until a worker sleeps, and until its sessions tell their commits about once a second.
-_SETTLE: Final = 4.0
+#: Until a worker sleeps, its sweeps are quiet, and its sessions tell their commits about once a second.
+_SETTLE: Final = 10.0
 
 
 def _worker(site: Site) -> Sample:
@@ -17,7 +17,8 @@ def _worker(site: Site) -> Sample:
         time.sleep(_SETTLE)
         before, began = site.scratch.commits(database), time.monotonic()
         meter = Meter(site.scratch.admin, pids)
-        time.sleep(3 * site.sizes.seconds)
+        # Long, since processor time is told in hundredths of a second.
+        time.sleep(10 * site.sizes.seconds)
         figures = meter.percent()
         commits = site.scratch.commits(database) - before
         figures["statements_per_s"] = commits / (time.monotonic() - began)
