@@ -140,20 +140,22 @@ class Finisher:
                 await self._write_completed()
             if self._others:
                 await self._write_others(self._others[:_MOST_JOBS])
-            if self._progress and self._progress_early() <= 0:
-                await self._write_progress(list(self._progress))
-        if self._progress:
-            early = self._progress_early()
-            if early > 0:
-                asyncio.get_running_loop().call_later(early, self._work.set)
-            else:
-                await self._write_progress(list(self._progress))
+            await self._write_due_progress()
+        early = await self._write_due_progress()
+        if early:
+            asyncio.get_running_loop().call_later(early, self._work.set)
         if not self.waiting:
             self._empty.set()
 
-    def _progress_early(self) -> float:
-        """Return for how many seconds it is too early for progress."""
-        return self._progress_at + _PROGRESS_EVERY - time.monotonic()
+    async def _write_due_progress(self) -> float:
+        """Write the progress there is, unless it is too early; return for how many seconds it still is."""
+        if not self._progress:
+            return 0.0
+        early = self._progress_at + _PROGRESS_EVERY - time.monotonic()
+        if early > 0:
+            return early
+        await self._write_progress(list(self._progress))
+        return 0.0
 
     async def _gather(self) -> None:
         """Wait for more completions where there are few, and nothing that somebody waits for."""

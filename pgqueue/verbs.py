@@ -160,22 +160,29 @@ def enqueue_parameters(
     return {
         "job_type": job_type,
         "payload": None if payload is None else encoded("payload", payload),
-        "queue": options.get("queue"),
+        "queue": _text("queue", options),
         "priority": None if priority is None else priority_number(priority),
         "scheduled_at": instant("scheduled_at", options.get("scheduled_at")),
         "delay": None if delay is None else timedelta(seconds=delay),
-        "idempotency_key": options.get("idempotency_key"),
+        "idempotency_key": _text("idempotency_key", options),
         "max_retries": max_retries,
         "retry_policy": encoded("retry_policy", options.get("retry_policy")),
         "timeout_ms": timeout,
         "expires_at": instant("expires_at", options.get("expires_at")),
-        "producer_id": options.get("producer_id"),
-        "ordering_key": options.get("ordering_key"),
+        "producer_id": _text("producer_id", options),
+        "ordering_key": _text("ordering_key", options),
         "trace_context": encoded(
             "trace_context", options.get("trace_context") or tracing.created(job_type, options.get("queue"))
         ),
         "job_id": None if job_id is None else id_text(job_id),
     }
+
+
+def _text(name: str, options: Mapping[str, Any]) -> str | None:
+    value = options.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise InvalidJob(f"{name} is {type(value).__name__} {value!r:.80}; it must be a string", column=name)
 
 
 #: The names of the arrays of calls.ENQUEUE_MANY, by the parameters of calls.ENQUEUE that they hold.
@@ -226,8 +233,13 @@ def many_parts(
     """
     if len(jobs) <= PART or not all(job.keys().isdisjoint(_LOOKED_UP) for job in jobs):
         return None
-    usual = {job_type: options_of(job_type).get("queue") for job_type in {_type(job) for job in jobs} if job_type}
-    if len({job.get("queue") or usual.get(_type(job)) or "default" for job in jobs}) > 1:
+    job_types = [_type(job)[0] for job in jobs]
+    if not all(isinstance(job_type, str) for job_type in job_types):
+        return None
+    usual = {job_type: options_of(job_type).get("queue") for job_type in set(job_types)}
+    queues = [job.get("queue") or usual[job_type] or "default" for job, job_type in zip(jobs, job_types, strict=True)]
+    # Any of them may be what no queue can be.
+    if queues.count(queues[0]) != len(queues):
         return None
     context = _span(jobs)
 
@@ -240,15 +252,21 @@ def many_parts(
 
 def _span(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
     """Return the trace context of one span for all of them."""
-    if not jobs or not (job_type := _type(jobs[0])):
+    job_type = _type(jobs[0])[0] if jobs else None
+    if not isinstance(job_type, str):
         return None
     return tracing.created(job_type, jobs[0].get("queue"), len(jobs))
 
 
-def _type(job: Mapping[str, Any]) -> str:
-    """Return a job's type, empty where it has none."""
-    job_type = job.get("job_type") or job.get("type")
-    return job_type if isinstance(job_type, str) else ""
+#: The keys of a job that are no options, by the key that its type has.
+_TYPED: Final = frozenset({"job_type", "payload"})
+_NAMED: Final = _TYPED | {"type"}
+
+
+def _type(job: Mapping[str, Any]) -> tuple[Any, frozenset[str]]:
+    """Return what a job says its type is, and which of its keys are no options."""
+    job_type = job.get("job_type")
+    return (job_type, _TYPED) if job_type else (job.get("type"), _NAMED)
 
 
 def _arrays(
@@ -265,9 +283,7 @@ def _arrays(
     # What a job has that says no more than its type, by type.
     usual: dict[str, Mapping[str, Any]] = {}
     for index, job in enumerate(jobs, first):
-        job_type, rest = job.get("job_type"), _TYPED
-        if not job_type:
-            job_type, rest = job.get("type"), _NAMED
+        job_type, rest = _type(job)
         if not isinstance(job_type, str):
             raise InvalidJob(f"jobs[{index}] has no job_type", column="job_type")
         one = usual.get(job_type)
@@ -293,11 +309,6 @@ def _arrays(
         "job_types": job_types,
         "payloads": payloads if any(payloads) else None,
     }
-
-
-#: The keys of a job that are no options.
-_TYPED: Final = frozenset({"job_type", "payload"})
-_NAMED: Final = _TYPED | {"type"}
 
 
 def _payload(index: int, payload: object) -> str | None:

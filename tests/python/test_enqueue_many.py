@@ -268,6 +268,8 @@ def test_parts_are_one_transaction_in_the_order_given(app: App, connect: Connect
     ("wrong", "kind", "said"),
     [
         ({"payload": {"n": object()}}, InvalidJob, "jobs[57]"),
+        ({"queue": ["q"]}, InvalidJob, "jobs[57]: queue is list"),
+        ({"job_type": ["t"]}, InvalidJob, "jobs[57] has no job_type"),
         ({"payload": {"n": "\0"}}, InvalidJob, "payload"),
         ({"payload": {}}, QueueFull, 'queue "small"'),
     ],

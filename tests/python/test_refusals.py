@@ -28,6 +28,10 @@ def app(database: str) -> Iterator[App]:
         ({"ordering_key": "x" * 300}, "ordering_key", "ordering_key must have 1 to 256 characters"),
         ({"ordering_key": ""}, "ordering_key", "ordering_key must have 1 to 256 characters"),
         ({"producer_id": ""}, "producer_id", "producer_id must have 1 to 64 characters"),
+        ({"queue": ["q"]}, "queue", "queue is list ['q']; it must be a string"),
+        ({"ordering_key": 42}, "ordering_key", "ordering_key is int 42; it must be a string"),
+        ({"idempotency_key": b"k"}, "idempotency_key", "idempotency_key is bytes b'k'; it must be a string"),
+        ({"producer_id": {}}, "producer_id", "producer_id is dict {}; it must be a string"),
         ({"queue": "x" * 64}, "queue", "queue must have 1 to 63 characters"),
         ({"queue": ""}, "queue", "queue must have 1 to 63 characters"),
         (

@@ -167,12 +167,13 @@ def test_slow_jobs_wait_in_a_worker_only_for_slots_that_come_free_during_a_claim
             # By then whatever had a slot has begun.
             await asyncio.sleep(0.05)
             ready.append(sum(not held.began for held in worker.held.values()))
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.45)
 
         connection.execute("insert into pgqueue.jobs (job_type) select 't' from generate_series(1, 100)")
         with worker_of(app) as worker:
             eventually(lambda: connection.execute("select count(*) from pgqueue.jobs_completed").fetchone() == (100,))
-    assert 1 <= max(ready) <= 5
+    # Ten slots come free in half a second, and no claim is thought to take longer.
+    assert 1 <= max(ready) <= 10
 
 
 def test_an_idle_worker_sleeps_and_wakes_by_the_bell(app: App, connection: Session, database: str) -> None:
