@@ -3158,12 +3158,14 @@ begin
      where l.queue = d.queue
        and (d.queue = any (given_back) or back_to is not null or st.candidate_seq - d.counted_at_seq::numeric >= greatest(l.hard_limit / 8, 100));
 
-    -- Producers of a queue above its soft limit are slowed down: let them go as soon as it has been drained.
+    -- Producers of a queue above its soft limit are slowed down: let them go as soon as it has been drained. Where counting
+    -- takes long, the first look of each second is soon enough.
     for r in
       select d.queue, coalesce(q.soft_limit, 50000) as soft_limit
         from pgqueue.queue_depths d left join pgqueue.queues q on q.name = d.queue
        where d.pending + (st.candidate_seq - d.counted_at_seq::numeric) > coalesce(q.soft_limit, 50000)
          and d.counted_at_seq > 0
+         and (coalesce(q.soft_limit, 50000) <= 5000 or st.candidate_at < date_trunc('second', pgqueue.clock()))
     loop
       counted := pgqueue.count_pending(r.queue, r.soft_limit + 1);
       update pgqueue.queue_depths d set counted_at_seq = st.candidate_seq, pending = counted

@@ -43,6 +43,27 @@ def test_nobody_is_slowed_down_by_jobs_that_are_done_while_no_sweep_comes(q: Ver
     q.session.execute(INSERT)
 
 
+def test_a_long_queue_above_its_soft_limit_is_counted_once_a_second(q: Verbs) -> None:
+    q.session.execute("insert into pgqueue.queues (name, hard_limit, soft_limit) values ('new', 20000, 6000)")
+    q.session.execute("insert into pgqueue.jobs (job_type, queue) select 't', 'new' from generate_series(1, 6100)")
+
+    def depth() -> object:
+        return q.value("select pending from pgqueue.queue_depths where queue = 'new'")
+
+    q.freeze()
+    for _ in range(3):
+        q.sweep("cursors")
+    assert touched(q.session, "select pgqueue.sweep('cursors')").rows() < 1000
+    jobs = q.claim(500, queues=["new"])
+    assert q.complete(jobs) == {job.job_id for job in jobs}
+    q.sweep("cursors")
+    assert depth() == 6100
+    q.advance(seconds=1)
+    for _ in range(2):
+        q.sweep("cursors")
+    assert depth() == 5600
+
+
 @pytest.mark.parametrize(
     ("limits", "said"),
     [("rate_per_second = 5", "takes 5 jobs a second"), ("soft_limit = 5", "more than 5 jobs pending")],
