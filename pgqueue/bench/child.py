@@ -5,28 +5,39 @@ stays until its stdin is closed.
 """
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from uuid import uuid4
 
 from pgqueue import wire
 from pgqueue.bench import statements
+from pgqueue.bench.children import BenchError
 from pgqueue.client import Client
-from pgqueue.connections import SyncConnection, connect
+from pgqueue.connections import SyncConnection, SyncPool, connect
 from pgqueue.settings import Settings
 from pgqueue.wire import IntArray, UuidArray
 
 _TYPES: Final = ["text", "jsonb"]
 
 
-def _timed(one: Callable[[int], object], seconds: float) -> dict[str, Any]:
-    """Do one after the other for so long; return how many there were and how long each took, in seconds."""
+def _timed(one: Callable[[int], object], seconds: float, rate: float | None = None) -> dict[str, Any]:
+    """Do one after the other for so long, or `rate` a second; return how many there were and how long each took.
+
+    With a rate each is timed from when it was due, so that one that keeps others waiting counts for these too. All
+    times are in seconds.
+    """
     latencies: list[float] = []
     began = at = time.perf_counter()
     until = began + seconds
     while at < until:
+        if rate is not None:
+            due = began + len(latencies) / rate
+            time.sleep(max(0.0, due - time.perf_counter()))
+            at = due
         one(len(latencies))
         done = time.perf_counter()
         latencies.append(done - at)
@@ -34,8 +45,19 @@ def _timed(one: Callable[[int], object], seconds: float) -> dict[str, Any]:
     return {"jobs": len(latencies), "seconds": at - began, "latencies": latencies}
 
 
-def insert(dsn: str, plain: bool, seconds: float) -> Callable[[], dict[str, Any]]:
-    """Insert single jobs, or rows of a plain table, each in a transaction of its own."""
+def _in_threads(threads: int, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Do what `work` does in so many threads at once; return all that they did."""
+    with ThreadPoolExecutor(threads) as pool:
+        answers = [future.result() for future in [pool.submit(work) for _ in range(threads)]]
+    return {
+        "jobs": sum(answer["jobs"] for answer in answers),
+        "seconds": max(answer["seconds"] for answer in answers),
+        "latencies": [latency for answer in answers for latency in answer["latencies"]],
+    }
+
+
+def insert(dsn: str, plain: bool, seconds: float, rate: float | None = None) -> Callable[[], dict[str, Any]]:
+    """Insert single jobs, or rows of a plain table, each in a transaction of its own; `rate`: so many a second."""
     connection = connect(dsn, Settings())
     statement = statements.PLAIN_INSERT_ONE if plain else statements.INSERT_ONE
 
@@ -43,7 +65,51 @@ def insert(dsn: str, plain: bool, seconds: float) -> Callable[[], dict[str, Any]
         connection.execute(statement, {"payload": f'{{"n": {number}}}'}, prepare=True)
 
     one(0)
-    return lambda: _timed(one, seconds)
+    return lambda: _timed(one, seconds, rate)
+
+
+def insert_pooled(dsn: str, threads: int, seconds: float) -> Callable[[], dict[str, Any]]:
+    """Insert single jobs through one pool, from as many threads as it has connections."""
+    pool = SyncPool(dsn, Settings(dsn=dsn, pool_size=threads))
+
+    def one(number: int) -> None:
+        with pool.connection() as connection:
+            connection.execute(statements.INSERT_ONE, {"payload": f'{{"n": {number}}}'}, prepare=True)
+
+    one(0)
+    return lambda: _in_threads(threads, lambda: _timed(one, seconds))
+
+
+def post(dsn: str, port: int, threads: int, seconds: float) -> Callable[[], dict[str, Any]]:
+    """Post single jobs to the REST API of this machine, each thread over a connection of its own."""
+
+    def work() -> dict[str, Any]:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+
+            def one(number: int) -> None:
+                # http.client would take longer over a request than the API itself.
+                body = f'{{"job_type": "noop", "payload": {{"n": {number}}}}}'
+                head = "POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+                answer = b""
+                while not _is_whole(answer):
+                    part = connection.recv(65536)
+                    if not part:
+                        raise BenchError(f"the API hung up after {answer!r:.200}")
+                    answer += part
+                if not answer.startswith(b"HTTP/1.1 201 "):
+                    raise BenchError(f"the API answered {answer!r:.200}")
+
+            one(0)
+            return _timed(one, seconds)
+
+    return lambda: _in_threads(threads, work)
+
+
+def _is_whole(answer: bytes) -> bool:
+    """Say whether an answer that names its length has come whole."""
+    head, end, body = answer.partition(b"\r\n\r\n")
+    return bool(end) and len(body) >= int(head.lower().partition(b"content-length:")[2].split()[0])
 
 
 def enqueue(dsn: str, seconds: float) -> Callable[[], dict[str, Any]]:
@@ -149,7 +215,7 @@ def complete(connection: SyncConnection, worker_id: object, claimed: list[Any]) 
 
 
 _ROLES: Final[dict[str, Callable[..., Callable[[], dict[str, Any]]]]] = {
-    role.__name__: role for role in (insert, enqueue, enqueue_many, copy, pace, cycle)
+    role.__name__: role for role in (insert, insert_pooled, post, enqueue, enqueue_many, copy, pace, cycle)
 }
 
 

@@ -99,13 +99,13 @@ def workers(
 
 
 @contextmanager
-def api(database: Database) -> Iterator[int]:
-    """Run the REST API for as long as the block lasts; give its process id once it answers."""
+def api(database: Database) -> Iterator[tuple[int, int]]:
+    """Run the REST API for as long as the block lasts; give its process id and its port once it answers."""
     port = free_port()
     process = _start(["pgqueue", "serve", "--port", str(port), "--no-maintenance"], _environment(database))
     try:
         wait_until(lambda: not is_free(port), "the API answered", [process])
-        yield process.popen.pid
+        yield process.popen.pid, port
     finally:
         with suppress(ProcessLookupError):
             process.popen.terminate()

@@ -87,7 +87,7 @@ def soak(scratch: Scratch, minutes: float, workers: int, tell: Tell) -> dict[str
     """Work for so long and return the readings and what they say, as data."""
     readings: list[Reading] = []
     every = max(min(10.0, minutes), 1.0)
-    with scratch.copy() as database, children.workers(database, workers) as pids, children.api(database) as api:
+    with scratch.copy() as database, children.workers(database, workers) as pids, children.api(database) as (api, _):
         with database.connection() as connection:
             statements.run(connection, statements.SHORT_HISTORY)
             feeder = _Feeder(database)

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -317,13 +318,69 @@ def test_a_role_with_two_group_roles_is_all_that_the_api_needs(
     assert row[0] >= 9
 
 
-def test_heads_of_requests_are_bounded_whatever_is_installed(live: MakeLive) -> None:
+LARGE = b"a" * 200_000
+HEAD = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    "request_of_it",
+    [
+        HEAD + b"X-Long: " + LARGE,
+        HEAD + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 100) for n in range(1500)),
+        b"GET /health/live?" + LARGE,
+        b"GET / HTTP/1.1\r\n" + LARGE,
+        CHUNKED + b"2\r\n{}\r\n0\r\nX-Late: " + LARGE,
+        CHUNKED + b"2;" + LARGE,
+    ],
+)
+def test_what_a_request_sends_beside_its_body_is_bounded(live: MakeLive, request_of_it: bytes, whole: bool) -> None:
     served = live()
-    assert served.server.config.http == "h11"
     with socket.create_connection(("127.0.0.1", served.port), timeout=20) as peer:
-        peer.settimeout(20)
         told = b""
         with contextlib.suppress(ConnectionError):
-            peer.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * 200_000 + b"\r\n\r\n")
-            told = peer.recv(100)
-    assert not told.startswith(b"HTTP/1.1 200")
+            if whole:
+                peer.sendall(request_of_it + b"\r\n\r\n")
+            else:
+                # Never at its end: the server must not wait for it.
+                for first in range(0, len(request_of_it), 10_000):
+                    peer.sendall(request_of_it[first : first + 10_000])
+                    time.sleep(0.001)
+            while part := peer.recv(65536):
+                told += part
+    assert not told.startswith(b"HTTP/1.1 2")
+
+
+def test_a_large_body_in_many_parts_is_no_large_head(live: MakeLive) -> None:
+    served = live()
+    body = b'{"type": "a", "payload": {"d": "' + b"x" * 300_000 + b'"}}'
+    parts = b"".join(
+        b"%x\r\n%s\r\n" % (len(part), part) for part in (body[n : n + 1000] for n in range(0, len(body), 1000))
+    )
+    head = CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as peer:
+        peer.sendall(head + parts + b"0\r\n\r\n")
+        told = b""
+        while part := peer.recv(65536):
+            told += part
+    assert told.startswith(b"HTTP/1.1 201 ")
+
+
+def test_a_client_that_offers_another_protocol_is_served_in_this_one(live: MakeLive) -> None:
+    """Java's client, and curl --http2, offer HTTP/2 with their first request, and keep the connection."""
+    served = live()
+    offer = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAA\r\n"
+    )
+    body = b'{"type": "a"}'
+    post = b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % len(
+        body
+    )
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as peer:
+        for sent in (HEAD + offer + b"\r\n", post + offer + b"\r\n" + body, post + b"\r\n" + body, HEAD + b"\r\n"):
+            peer.sendall(sent)
+            told = peer.recv(65536)
+            assert told.startswith(b"HTTP/1.1 20"), (sent, told)
+            while not told.split(b"\r\n\r\n", 1)[1]:
+                told += peer.recv(65536)

@@ -14,6 +14,7 @@ from pgqueue.bench.measures import (
     idle,
     notify,
     pickup,
+    rest,
     scale,
     submit,
     tuning,
@@ -23,6 +24,7 @@ from pgqueue.bench.measures import (
 ALL: Final[Sequence[Measure]] = (
     ceiling.MEASURE,
     submit.MEASURE,
+    rest.MEASURE,
     bulk.MEASURE,
     drain.MEASURE,
     scale.MEASURE,

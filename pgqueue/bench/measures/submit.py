@@ -42,6 +42,16 @@ def _clients(count: int, door: str, role: str, **told: object) -> Variant:
     return Variant(f"{door}, {count} client" + ("s" if count > 1 else ""), run)
 
 
+def _at_half(count: int) -> Variant:
+    def run(site: Site) -> Sample:
+        with site.scratch.copy() as database:
+            saturated = submitted(database, site, count, "insert", plain=False).figures["jobs_per_s"]
+        with site.scratch.copy() as database:
+            return submitted(database, site, count, "insert", plain=False, rate=saturated / 2 / count)
+
+    return Variant(f"INSERT, {count} clients, half as fast", run)
+
+
 def _beside_plain(name: str, figure: str, at_most: float | None = None, at_least: float | None = None) -> list[Ratio]:
     return [
         Ratio(
@@ -64,6 +74,7 @@ MEASURE: Final = Measure(
         _clients(1, "Python", "enqueue"),
         _clients(8, "plain table", "insert", plain=True),
         _clients(8, "INSERT", "insert", plain=False),
+        _at_half(8),
         _clients(8, "Python", "enqueue"),
     ],
     [
