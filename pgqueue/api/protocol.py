@@ -21,6 +21,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _unread = 0
     #: The request's URL, headers and trailers.
     _named = 0
+    _hosts = 0
 
     def data_received(self, data: bytes) -> None:
         """Take what came."""
@@ -36,7 +37,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Note that a request begins."""
-        self._named = 0
+        self._named = self._hosts = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -47,10 +48,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, or a trailer."""
         self._name(len(name) + len(value))
+        self._hosts += name.lower() == b"host"
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Serve the request, of which a body may follow; one with an offer is told anew."""
+        if self._hosts > 1 or (self._hosts < 1 and self.parser.get_http_version() == "1.1"):
+            # RFC 9112, section 3.2.
+            raise ValueError("a request names one host")
         if not self.parser.should_upgrade():
             super().on_headers_complete()
 

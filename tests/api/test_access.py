@@ -384,3 +384,18 @@ def test_a_client_that_offers_another_protocol_is_served_in_this_one(live: MakeL
             assert told.startswith(b"HTTP/1.1 20"), (sent, told)
             while not told.split(b"\r\n\r\n", 1)[1]:
                 told += peer.recv(65536)
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"GET /health/live HTTP/1.1\r\n", b"400"),
+        (HEAD + b"Host: example.com\r\n", b"400"),
+        (b"GET /health/live HTTP/1.0\r\n", b"200"),
+        (b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n", b"400"),
+    ],
+)
+def test_a_request_names_one_host(live: MakeLive, head: bytes, said: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", live().port), timeout=20) as peer:
+        peer.sendall(head + b"\r\n")
+        assert peer.recv(12) == b"HTTP/1.1 " + said
