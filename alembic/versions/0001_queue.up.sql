@@ -491,6 +491,7 @@ create table pgqueue.sweep_state (
   lease_swept_to timestamptz not null default '-infinity',
   due_swept_to timestamptz not null default '-infinity',
   full_sweep_at timestamptz not null default '-infinity',
+  soft_counted_at timestamptz not null default '-infinity',
   key_queue text not null default '',
   key_name text not null default '',
   timeline text
@@ -3085,6 +3086,7 @@ declare
   cursors int;
   given_back text[] := '{}';
   full_sweep boolean;
+  counted_long boolean := false;
   r record;
   counted bigint;
   moved bigint := 0;
@@ -3158,19 +3160,22 @@ begin
      where l.queue = d.queue
        and (d.queue = any (given_back) or back_to is not null or st.candidate_seq - d.counted_at_seq::numeric >= greatest(l.hard_limit / 8, 100));
 
-    -- Producers of a queue above its soft limit are slowed down: let them go as soon as it has been drained. Where counting
-    -- takes long, the first look of each second is soon enough.
+    -- Producers of a queue above its soft limit are slowed down: let them go as soon as it has been drained; where counting
+    -- takes long, within a second.
     for r in
-      select d.queue, coalesce(q.soft_limit, 50000) as soft_limit
+      select d.queue, coalesce(q.soft_limit, 50000) as soft_limit, coalesce(q.soft_limit, 50000) > 5000 as long
         from pgqueue.queue_depths d left join pgqueue.queues q on q.name = d.queue
        where d.pending + (st.candidate_seq - d.counted_at_seq::numeric) > coalesce(q.soft_limit, 50000)
          and d.counted_at_seq > 0
-         and (coalesce(q.soft_limit, 50000) <= 5000 or st.candidate_at < date_trunc('second', pgqueue.clock()))
+         and (coalesce(q.soft_limit, 50000) <= 5000
+              or st.soft_counted_at not between pgqueue.clock() - interval '0.8 seconds' and pgqueue.clock())
     loop
       counted := pgqueue.count_pending(r.queue, r.soft_limit + 1);
       update pgqueue.queue_depths d set counted_at_seq = st.candidate_seq, pending = counted
        where d.queue = r.queue and counted <= r.soft_limit - r.soft_limit / 20;
+      counted_long := counted_long or r.long;
     end loop;
+    update pgqueue.sweep_state set soft_counted_at = pgqueue.clock() where counted_long;
   end if;
 
   if ceiling is null then

@@ -5,8 +5,10 @@ stays until its stdin is closed.
 """
 
 import json
+import random
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,11 +33,13 @@ def _timed(one: Callable[[int], object], seconds: float, rate: float | None = No
     times are in seconds.
     """
     latencies: list[float] = []
+    # Clients that begin together must not all be due together.
+    phase = random.random()
     began = at = time.perf_counter()
     until = began + seconds
     while at < until:
         if rate is not None:
-            due = began + len(latencies) / rate
+            due = began + (len(latencies) + phase) / rate
             time.sleep(max(0.0, due - time.perf_counter()))
             at = due
         one(len(latencies))
@@ -76,7 +80,15 @@ def insert_pooled(dsn: str, threads: int, seconds: float) -> Callable[[], dict[s
         with pool.connection() as connection:
             connection.execute(statements.INSERT_ONE, {"payload": f'{{"n": {number}}}'}, prepare=True)
 
-    one(0)
+    all_open = threading.Barrier(threads)
+
+    def open_one() -> dict[str, Any]:
+        with pool.connection() as connection:
+            connection.execute(statements.INSERT_ONE, {"payload": "{}"}, prepare=True)
+            all_open.wait()
+        return {"jobs": 1, "seconds": 0.0, "latencies": []}
+
+    _in_threads(threads, open_one)
     return lambda: _in_threads(threads, lambda: _timed(one, seconds))
 
 
@@ -107,9 +119,14 @@ def post(dsn: str, port: int, threads: int, seconds: float) -> Callable[[], dict
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Say whether an answer that names its length has come whole."""
+    """Say whether an answer, which must name its length, has come whole."""
     head, end, body = answer.partition(b"\r\n\r\n")
-    return bool(end) and len(body) >= int(head.lower().partition(b"content-length:")[2].split()[0])
+    if not end:
+        return False
+    length = head.lower().partition(b"content-length:")[2].split()
+    if not length:
+        raise BenchError(f"the API answered without a length: {answer!r:.200}")
+    return len(body) >= int(length[0])
 
 
 def enqueue(dsn: str, seconds: float) -> Callable[[], dict[str, Any]]:

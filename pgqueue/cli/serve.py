@@ -82,8 +82,6 @@ def make_server(app: Litestar, host: str, port: int, *, grace: float = 10.0) -> 
     """Return a server of an app, which ends open streams when it is told to stop."""
     import uvicorn
 
-    from pgqueue.api.protocol import BoundedProtocol
-
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
             try:
@@ -117,7 +115,8 @@ def make_server(app: Litestar, host: str, port: int, *, grace: float = 10.0) -> 
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=max(1, round(grace)),
-            http=BoundedProtocol,
-            ws="none",
+            # It alone bounds the head of a request; httptools, which would be taken where it is installed, does not.
+            http="h11",
+            h11_max_incomplete_event_size=64 << 10,
         )
     )

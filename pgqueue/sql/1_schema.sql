@@ -487,6 +487,7 @@ create table pgqueue.sweep_state (
   lease_swept_to timestamptz not null default '-infinity',
   due_swept_to timestamptz not null default '-infinity',
   full_sweep_at timestamptz not null default '-infinity',
+  soft_counted_at timestamptz not null default '-infinity',
   key_queue text not null default '',
   key_name text not null default '',
   timeline text
