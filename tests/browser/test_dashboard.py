@@ -170,6 +170,21 @@ def test_bulk_actions_say_how_many_before(screens: Screens, scene: Scene) -> Non
         page.wait_for_selector("text=No dead letters")
 
 
+def test_ticks_stay_when_the_list_changes(screens: Screens, scene: Scene) -> None:
+    with screens.open("/dashboard/jobs?queue=mail&status=pending") as page:
+        ticked = page.locator("input[name=id]").nth(1)
+        chosen = ticked.get_attribute("value")
+        ticked.check()
+        page.select_option("select[name=target]", "all")
+        page.click("h1")
+        for _ in range(2):
+            later = scene.enqueue("send_email", queue="mail")
+            page.wait_for_selector(f"#j-{later}")
+        assert page.inner_text("#selected-count") == "1 selected"
+        assert page.is_checked(f"input[value='{chosen}']")
+        assert page.input_value("select[name=target]") == "all"
+
+
 def test_keys_move_select_and_lead_to_pages(screens: Screens) -> None:
     with screens.open("/dashboard") as page:
         page.keyboard.press("g")

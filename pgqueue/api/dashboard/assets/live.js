@@ -116,12 +116,13 @@ function merge(now, fresh) {
     if (!kept(now, name) && now.getAttribute(name) !== value) now.setAttribute(name, value);
   }
   const named = new Map();
-  for (const child of now.children) if (child.id) named.set(child.id, child);
+  for (const child of now.children) if (idOf(child)) named.set(idOf(child), child);
   let place = now.firstChild;
   for (const wanted of [...fresh.childNodes]) {
     let found = null;
-    if (wanted.id && named.has(wanted.id)) found = named.get(wanted.id);
-    else if (!wanted.id && place && !place.id && alike(place, wanted)) found = place;
+    const id = idOf(wanted);
+    if (id && named.has(id)) found = named.get(id);
+    else if (!id && place && !idOf(place) && alike(place, wanted)) found = place;
     if (!found) {
       now.insertBefore(document.importNode(wanted, true), place);
       continue;
@@ -137,6 +138,11 @@ function merge(now, fresh) {
     place.remove();
     place = next;
   }
+}
+
+// Not node.id, which of a form with inputs named "id" is these inputs.
+function idOf(node) {
+  return node.nodeType === Node.ELEMENT_NODE ? node.getAttribute("id") : null;
 }
 
 function alike(a, b) {
