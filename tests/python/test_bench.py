@@ -23,6 +23,7 @@ from pgqueue.bench.draining import Drained
 from pgqueue.bench.figures import Measure, Place, Ratio, Results, Sample, Variant, met, percentile
 from pgqueue.bench.machine import Meter, ServerProcesses
 from pgqueue.bench.measures import ALL, LONG
+from pgqueue.bench.measures.submit import submitted
 from pgqueue.bench.run import run
 from pgqueue.bench.scratch import PREFIX, Scratch
 from pgqueue.bench.site import Site, Sizes
@@ -68,6 +69,15 @@ class TestMeasures:
         assert all(value >= 0 for value in sample.figures.values())
         if "jobs_per_s" in sample.figures:
             assert sample.figures["jobs_per_s"] > 0
+
+    @pytest.mark.xdist_group("bench")
+    def test_clients_submit_as_fast_as_told(self, site: Site) -> None:
+        with site.scratch.copy() as database:
+            sample = submitted(
+                database, Site(site.scratch, Sizes(jobs=500, seconds=1.0)), 1, "insert", plain=False, rate=20
+            )
+        # As many as are due, or fewer where the machine is slow; without a rate it would be hundreds.
+        assert 1 <= sample.figures["jobs_per_s"] <= 25
 
     def test_have_names_of_their_own_and_ratios_between_variants_that_exist(self) -> None:
         names = [measure.name for measure in ALL]

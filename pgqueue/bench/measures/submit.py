@@ -74,8 +74,8 @@ MEASURE: Final = Measure(
         _clients(1, "Python", "enqueue"),
         _clients(8, "plain table", "insert", plain=True),
         _clients(8, "INSERT", "insert", plain=False),
-        _clients(8, "Python", "enqueue"),
         _at_half(8),
+        _clients(8, "Python", "enqueue"),
     ],
     [
         *_beside_plain("rate ÷ plain table", "jobs_per_s"),
