@@ -3163,17 +3163,17 @@ begin
     -- Producers of a queue above its soft limit are slowed down: let them go as soon as it has been drained; where counting
     -- takes long, within a second.
     for r in
-      select d.queue, coalesce(q.soft_limit, 50000) as soft_limit, coalesce(q.soft_limit, 50000) > 5000 as long
-        from pgqueue.queue_depths d left join pgqueue.queues q on q.name = d.queue
-       where d.pending + (st.candidate_seq - d.counted_at_seq::numeric) > coalesce(q.soft_limit, 50000)
-         and d.counted_at_seq > 0
-         and (coalesce(q.soft_limit, 50000) <= 5000
-              or st.soft_counted_at not between pgqueue.clock() - interval '0.8 seconds' and pgqueue.clock())
+      select n.queue, n.soft_limit from (
+        select d.queue, d.pending, d.counted_at_seq, coalesce(q.soft_limit, 50000) as soft_limit
+          from pgqueue.queue_depths d left join pgqueue.queues q on q.name = d.queue) n
+       where n.pending + (st.candidate_seq - n.counted_at_seq::numeric) > n.soft_limit
+         and n.counted_at_seq > 0
+         and (n.soft_limit <= 5000 or st.soft_counted_at not between pgqueue.clock() - interval '0.8 seconds' and pgqueue.clock())
     loop
       counted := pgqueue.count_pending(r.queue, r.soft_limit + 1);
       update pgqueue.queue_depths d set counted_at_seq = st.candidate_seq, pending = counted
        where d.queue = r.queue and counted <= r.soft_limit - r.soft_limit / 20;
-      counted_long := counted_long or r.long;
+      counted_long := counted_long or r.soft_limit > 5000;
     end loop;
     update pgqueue.sweep_state set soft_counted_at = pgqueue.clock() where counted_long;
   end if;

@@ -8,10 +8,10 @@ import json
 import random
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, Final
 from uuid import uuid4
 
@@ -80,15 +80,10 @@ def insert_pooled(dsn: str, threads: int, seconds: float) -> Callable[[], dict[s
         with pool.connection() as connection:
             connection.execute(statements.INSERT_ONE, {"payload": f'{{"n": {number}}}'}, prepare=True)
 
-    all_open = threading.Barrier(threads)
-
-    def open_one() -> dict[str, Any]:
-        with pool.connection() as connection:
+    with ExitStack() as all_open:
+        for _ in range(threads):
+            connection = all_open.enter_context(pool.connection())
             connection.execute(statements.INSERT_ONE, {"payload": "{}"}, prepare=True)
-            all_open.wait()
-        return {"jobs": 1, "seconds": 0.0, "latencies": []}
-
-    _in_threads(threads, open_one)
     return lambda: _in_threads(threads, lambda: _timed(one, seconds))
 
 
