@@ -57,7 +57,7 @@ RUNNING: Final = Call(
          'job_id', j.job_id, 'job_type', j.job_type, 'queue', j.queue, 'attempts', j.attempts, 'worker_id', j.worker_id,
          'started_at', j.started_at, 'lease_expires_at', j.lease_expires_at,
          'late', j.lease_expires_at < pgqueue.clock(), 'stopping', j.cancel_requested_at is not null)::text
-         from pgqueue.jobs j where j.status = 'processing' order by j.lease_expires_at desc limit %(limit)s::int""",
+         from pgqueue.jobs_processing j order by j.lease_expires_at desc limit %(limit)s::int""",
     records,
 )
 #: So many failed jobs and dead letters are looked at, the newest.

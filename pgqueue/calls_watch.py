@@ -13,7 +13,7 @@ TOP: Final = Call(
          'workers', (select coalesce(json_agg(w order by w.started_at, w.worker_id), '[]') from pgqueue.live_workers w),
          'running', (select coalesce(json_agg(r), '[]') from (
             select p.job_id, p.queue, p.job_type, p.attempts, p.started_at, p.worker_id, p.cancel_requested_at
-              from (select j.* from pgqueue.jobs j where j.status = 'processing' limit 2000) p
+              from (select j.* from pgqueue.jobs_processing j limit 2000) p
              order by p.started_at limit %(limit)s::int) r),
          'failed', (select coalesce(json_agg(f), '[]') from (
             select d.job_id, d.queue, d.job_type, d.status, d.attempts, d.error, d.due_at, d.updated_at
@@ -71,8 +71,7 @@ FLEET: Final = Call(
               (select json_object_agg(w.name, json_build_array(
                         w.status not in ('stopped', 'draining')
                           and w.last_heartbeat > pgqueue.clock() - interval '1 minute',
-                        (select count(*) from pgqueue.jobs j
-                          where j.status = 'processing' and j.worker_id = w.worker_id)))
+                        (select count(*) from pgqueue.jobs_processing j where j.worker_id = w.worker_id)))
                  from pgqueue.workers w where w.name = any (%(names)s::text[]))
          from pgqueue.worker_load(%(queues)s::text[]) l""",
     lambda rows: (WorkerLoad(*rows[0][:-1]), cast(dict[str, tuple[bool, int]], rows[0][-1] or {})),

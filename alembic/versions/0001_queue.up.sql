@@ -23,6 +23,8 @@ set local search_path = '';
 --     Whoever makes a row pending below that point says so with lower_cursor(); everybody else draws a new seq.
 --   * An UPDATE of many live jobs sets ordering_key to itself: where no column is named of which shard is made, PostgreSQL
 --     16 to 18 reads the expression of shard anew for every row, which costs as much as a claim.
+--   * A claim, a heartbeat and progress change no column that an index of jobs_live names, in its columns or its condition
+--     (nor does a new index): so they write no entry in any (HOT), and half of each page is left free for them.
 --   * What producers and claimers read on every call (queues, queue_depths, claim_cursors, waiting, watchers) gains a
 --     row version only now and then, since an old snapshot would keep them all.
 
@@ -175,6 +177,7 @@ create table pgqueue.jobs (
   ordering_key pgqueue.ordering_key,
   -- Every statement that writes a job reads this expression anew, so it is a short one.
   shard smallint not null generated always as (coalesce(hashtext(ordering_key), get_byte(uuid_send(job_id), 15)) & 63) stored,
+  in_line boolean not null generated always as (status in ('pending', 'processing')) stored,
   worker_id uuid,
   lease_expires_at timestamptz,
   cancel_requested_at timestamptz,
@@ -192,6 +195,7 @@ comment on table pgqueue.jobs is
   'All jobs. INSERT INTO pgqueue.jobs (job_type, payload) is a full enqueue; everything after that is a function''s work.';
 comment on column pgqueue.jobs.seq is 'Order in the queue; drawn anew when a delayed job or a retry becomes pending.';
 comment on column pgqueue.jobs.priority is '0 critical, 1 high, 2 normal, 3 low';
+comment on column pgqueue.jobs.in_line is 'Pending or processing: a claim does not change it, so indexes of pending jobs hold both, and the claim writes none.';
 comment on column pgqueue.jobs.attempts is 'Attempts begun; with worker_id the fence of every finish.';
 comment on column pgqueue.jobs.lost is 'Leases lost because the worker died; not charged against max_retries.';
 comment on column pgqueue.jobs.uncharged is
@@ -202,26 +206,26 @@ comment on column pgqueue.jobs.due_at is
 create table pgqueue.jobs_live partition of pgqueue.jobs
   for values in ('submitted', 'pending', 'processing', 'failed')
   with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
-        autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2);
+        autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2,
+        fillfactor = 45);
 comment on table pgqueue.jobs_live is
   'Jobs to which something can still happen. Edit them as pgqueue.jobs, where what you write is checked.';
 -- That a name is not empty is looked at by triggers, which costs less; an index must never see one that is too long.
 alter table pgqueue.jobs_live
-  add primary key (job_id) with (fillfactor = 50),
+  add primary key (job_id),
   add constraint "queue must have 1 to 63 characters" check (length(queue) <= 63),
   add constraint "job_type must have 1 to 128 characters" check (length(job_type) <= 128);
 -- No two entries are alike, so a full page looks for equals in vain.
 create index jobs_live_pending on pgqueue.jobs_live (queue, priority, seq)
-  with (deduplicate_items = off) where status = 'pending';
+  with (deduplicate_items = off) where in_line;
 create index jobs_live_pending_type on pgqueue.jobs_live (queue, job_type, priority, seq)
-  with (deduplicate_items = off) where status = 'pending';
-create index jobs_live_lease on pgqueue.jobs_live (lease_expires_at) where status = 'processing';
-create index jobs_live_due on pgqueue.jobs_live (due_at) where status in ('submitted', 'failed') and due_at is not null;
-create index jobs_live_expires on pgqueue.jobs_live (expires_at) where status = 'pending' and expires_at is not null;
+  with (deduplicate_items = off) where in_line;
+create index jobs_live_due on pgqueue.jobs_live (due_at) where due_at is not null;
+create index jobs_live_expires on pgqueue.jobs_live (expires_at) where in_line and expires_at is not null;
 create unique index jobs_live_key_head on pgqueue.jobs_live (queue, ordering_key)
-  where ordering_key is not null and (status <> 'submitted' or due_at is not null);
+  where ordering_key is not null and (in_line or due_at is not null);
 create index jobs_live_key_waiting on pgqueue.jobs_live (queue, ordering_key, seq)
-  where ordering_key is not null and status = 'submitted' and due_at is null;
+  where ordering_key is not null and not in_line and due_at is null;
 
 create table pgqueue.jobs_completed partition of pgqueue.jobs for values in ('completed') partition by range (finished_at);
 create table pgqueue.jobs_cancelled partition of pgqueue.jobs for values in ('cancelled') partition by range (finished_at);
@@ -428,6 +432,20 @@ create table pgqueue.claim_cursors (
 comment on table pgqueue.claim_cursors is 'How far the sweep has come; it alone writes here. Claims begin at claim_starts.';
 comment on column pgqueue.claim_cursors.job_types is 'Job types seen waiting by the last sweep, when there were several.';
 
+create table pgqueue.claims (
+  look_at timestamptz not null,
+  timeout_at timestamptz,
+  job_ids uuid[] not null
+) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+-- Compressed ids would cost a claim more than they save.
+alter table pgqueue.claims alter column job_ids set storage external;
+create index claims_look_at on pgqueue.claims (look_at);
+create index claims_timeout_at on pgqueue.claims (timeout_at) where timeout_at is not null;
+comment on table pgqueue.claims is
+  'Jobs that were claimed together, a row per claim. Every processing job is named here; the sweep takes away those that no longer run.';
+comment on column pgqueue.claims.look_at is 'Soon after the claim; then no later than the first lease of those that still run ends.';
+comment on column pgqueue.claims.timeout_at is 'When the sweep is to end the first of those that still run; null until it first looked.';
+
 create table pgqueue.expiry_cursors (
   queue text not null,
   priority smallint not null,
@@ -488,12 +506,13 @@ create table pgqueue.sweep_state (
   candidate_before bigint not null default 0,
   writers text[] not null default '{}',
   stragglers jsonb not null default '{}',
-  lease_swept_to timestamptz not null default '-infinity',
+  claims_swept_to timestamptz not null default '-infinity',
   due_swept_to timestamptz not null default '-infinity',
   full_sweep_at timestamptz not null default '-infinity',
   soft_counted_at timestamptz not null default '-infinity',
   key_queue text not null default '',
   key_name text not null default '',
+  stray_page bigint not null default 0,
   timeline text
 ) with (fillfactor = 50);
 insert into pgqueue.sweep_state default values;
@@ -502,6 +521,7 @@ comment on column pgqueue.sweep_state.stragglers is
   'Writers that stayed open for so long that cursors went on without them, with the lowest seq that they may have drawn.';
 comment on column pgqueue.sweep_state.key_name is
   'With key_queue how far full sweeps have come in looking for ordering keys whose head was deleted.';
+comment on column pgqueue.sweep_state.stray_page is 'How far full sweeps have come in looking for leases that no claim names.';
 comment on column pgqueue.sweep_state.timeline is 'The timeline of the server''s log at the last look: another one, and a standby was promoted.';
 
 create table pgqueue.sweep_steps (
@@ -548,7 +568,7 @@ create type pgqueue.enqueued as (
   job_id uuid, seq bigint, queue text, job_type text, payload jsonb, priority smallint, status text, attempts integer,
   max_retries integer, lost integer, uncharged integer, retry_policy jsonb, timeout_ms integer, scheduled_at timestamptz,
   due_at timestamptz, expires_at timestamptz, idempotency_key text, producer_id text, ordering_key text, shard smallint,
-  worker_id uuid, lease_expires_at timestamptz, cancel_requested_at timestamptz, created_at timestamptz,
+  in_line boolean, worker_id uuid, lease_expires_at timestamptz, cancel_requested_at timestamptz, created_at timestamptz,
   updated_at timestamptz, started_at timestamptz, finished_at timestamptz, result jsonb, error text, errors jsonb,
   progress jsonb, trace_context jsonb, duplicate boolean
 );
@@ -581,9 +601,9 @@ begin
       new.due_at := null;
     -- Two conditions, one for each index; a statement of its own, since the snapshot must be younger than the lock.
     elsif exists (select from pgqueue.jobs_live h
-                   where h.queue = new.queue and h.ordering_key = new.ordering_key and (h.status <> 'submitted' or h.due_at is not null))
+                   where h.queue = new.queue and h.ordering_key = new.ordering_key and (h.in_line or h.due_at is not null))
        or exists (select from pgqueue.jobs_live w
-                   where w.queue = new.queue and w.ordering_key = new.ordering_key and w.status = 'submitted' and w.due_at is null) then
+                   where w.queue = new.queue and w.ordering_key = new.ordering_key and not w.in_line and w.due_at is null) then
       new.status := 'submitted';
       new.due_at := null;
     end if;
@@ -716,7 +736,7 @@ begin
       -- A head that came along is seen by nobody yet, so whoever settles it will see all of these.
       insert into pgqueue.sweep_notes (queue, ordering_key)
         select a.queue, a.ordering_key from arrived a where a.ordering_key is not null
-         group by a.queue, a.ordering_key having bool_and(a.status = 'submitted' and a.due_at is null);
+         group by a.queue, a.ordering_key having bool_and(not a.in_line and a.due_at is null);
     end if;
     if g.queue <> g.last_queue then
       only_queue := g.queue;
@@ -766,7 +786,7 @@ create function pgqueue.as_enqueued(j pgqueue.jobs, duplicate boolean) returns p
   as $$
     select row(j.job_id, j.seq, j.queue, j.job_type, j.payload, j.priority, j.status, j.attempts, j.max_retries, j.lost,
       j.uncharged, j.retry_policy, j.timeout_ms, j.scheduled_at, j.due_at, j.expires_at, j.idempotency_key, j.producer_id,
-      j.ordering_key, j.shard, j.worker_id, j.lease_expires_at, j.cancel_requested_at, j.created_at, j.updated_at,
+      j.ordering_key, j.shard, j.in_line, j.worker_id, j.lease_expires_at, j.cancel_requested_at, j.created_at, j.updated_at,
       j.started_at, j.finished_at, j.result, j.error, j.errors, j.progress, j.trace_context, duplicate)::pgqueue.enqueued
   $$;
 
@@ -1136,7 +1156,7 @@ begin
     low := coalesce((select c.low_seq from pgqueue.claim_starts c where c.queue = count_pending.queue and c.priority = p), 0);
     select count(*) into found from (
       select from pgqueue.jobs_live j
-       where j.status = 'pending' and j.queue = count_pending.queue and j.priority = p::smallint and j.seq >= low
+       where j.in_line and j.status = 'pending' and j.queue = count_pending.queue and j.priority = p::smallint and j.seq >= low
        order by j.seq limit most - counted) n;
     counted := counted + found;
     exit when counted >= most;
@@ -1492,18 +1512,18 @@ begin
   select array_agg(f.job_id), array_agg(f.queue), array_agg(f.key) into firsts, their_queues, their_keys from (
     select k.queue, k.key, (
              select n.job_id from pgqueue.jobs_live n
-              where n.queue = k.queue and n.ordering_key = k.key and n.status = 'submitted' and n.due_at is null
+              where n.queue = k.queue and n.ordering_key = k.key and not n.in_line and n.due_at is null
               order by n.seq limit 1) as job_id
       from (select distinct u.queue, u.key from unnest(queues, ordering_keys) u(queue, key)) k
      where (select l.job_id from pgqueue.jobs_live l
-             where l.queue = k.queue and l.ordering_key = k.key and (l.status <> 'submitted' or l.due_at is not null)) is null) f
+             where l.queue = k.queue and l.ordering_key = k.key and (l.in_line or l.due_at is not null)) is null) f
    where f.job_id is not null;
   if firsts is null then
     return;
   end if;
   select array_agg(l.job_id), array_agg(l.ctid order by l.seq) into locked, tids
     from (select n.job_id, n.ctid, n.seq, n.queue, n.ordering_key from pgqueue.jobs_live n
-           where n.job_id = any (firsts) and (n.status = 'submitted') is true and n.due_at is null
+           where n.job_id = any (firsts) and n.status = 'submitted' and n.due_at is null
              for update skip locked) l
     join unnest(firsts, their_queues, their_keys) f(job_id, queue, key)
       on f.job_id = l.job_id and f.queue = l.queue and f.key = l.ordering_key;
@@ -1518,7 +1538,7 @@ begin
       update pgqueue.jobs_live w
          set status = case when w.scheduled_at > pgqueue.clock() then 'submitted' else 'pending' end,
              due_at = case when w.scheduled_at > pgqueue.clock() then w.scheduled_at end,
-             seq = nextval('pgqueue.jobs_seq'), updated_at = pgqueue.clock(), ordering_key = w.ordering_key
+             seq = nextval('pgqueue.jobs_seq'), updated_at = pgqueue.clock()
        where w.ctid = any (tids)
       returning w.job_id, w.queue, w.job_type, w.status, w.attempts, w.seq)
     select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,
@@ -1655,6 +1675,9 @@ begin
                then greatest(l.lease_expires_at, pgqueue.clock() - interval '1 second') else l.lease_expires_at end
        where l.job_id = now_is.job_id;
     end if;
+    if now_is.status = 'processing' and (was.status <> 'processing' or now_is.lease_expires_at < was.lease_expires_at) then
+      insert into pgqueue.claims (look_at, job_ids) values (pgqueue.clock() - interval '1 second', array[now_is.job_id]);
+    end if;
     if now_is.queue <> was.queue then
       perform pgqueue.note_queue(now_is.queue);
     end if;
@@ -1744,13 +1767,14 @@ comment on function pgqueue.shares(smallint[], int, bigint) is
 
 create function pgqueue.take_by_type(
   queue text, priority smallint, low_seq bigint, wanted int, job_types text[], shards smallint[],
-  out tids tid[], out top bigint, out parts int)
+  out tids tid[], out ids uuid[], out top bigint, out parts int)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
   as $$
 declare
   part tid[];
+  part_ids uuid[];
   present text[];
   firsts bigint[];
   counts int[] := array[wanted];
@@ -1761,7 +1785,7 @@ begin
   select array_agg(w.job_type), array_agg(w.first) into present, firsts from (
     select y.job_type, (
              select j.seq from pgqueue.jobs_live j
-              where j.status = 'pending' and j.queue = take_by_type.queue
+              where j.in_line and j.status = 'pending' and j.queue = take_by_type.queue
                 and (j.job_type, j.priority, j.seq) >= (y.job_type, take_by_type.priority, low_seq)
                 and (j.job_type, j.priority, j.seq) < (y.job_type, take_by_type.priority + 1, 0)
               order by j.job_type, j.priority, j.seq limit 1) as first
@@ -1774,7 +1798,7 @@ begin
         select h.job_type, h.seq from unnest(present, firsts) y(job_type, first)
          cross join lateral (
            select j.job_type, j.seq from pgqueue.jobs_live j
-            where j.status = 'pending' and j.queue = take_by_type.queue
+            where j.in_line and j.status = 'pending' and j.queue = take_by_type.queue
               and (j.job_type, j.priority, j.seq) >= (y.job_type, take_by_type.priority, y.first)
               and (j.job_type, j.priority, j.seq) < (y.job_type, take_by_type.priority + 1, 0)
               and (take_by_type.shards is null or j.shard = any (take_by_type.shards))
@@ -1784,15 +1808,16 @@ begin
        group by n.job_type) o;
   end if;
   for i in 1 .. coalesce(cardinality(present), 0) loop
-    select array_agg(s.ctid), greatest(top, max(s.seq)) into part, top from (
-      select j.ctid, j.seq from pgqueue.jobs_live j
-       where j.status = 'pending' and j.queue = take_by_type.queue
+    select array_agg(s.ctid), array_agg(s.job_id), greatest(top, max(s.seq)) into part, part_ids, top from (
+      select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
+       where j.in_line and j.status = 'pending' and j.queue = take_by_type.queue
          and (j.job_type, j.priority, j.seq) >= (present[i], take_by_type.priority, firsts[i])
          and (j.job_type, j.priority, j.seq) < (present[i], take_by_type.priority + 1, 0)
          and (take_by_type.shards is null or j.shard = any (take_by_type.shards))
          and (j.expires_at is null or j.expires_at > pgqueue.clock())
        order by j.job_type, j.priority, j.seq limit counts[i] for update skip locked) s;
     tids := tids || part;
+    ids := ids || part_ids;
     parts := parts + (part is not null)::int;
   end loop;
 end $$;
@@ -1804,7 +1829,7 @@ create function pgqueue.index_shards() returns boolean
   as $$
 begin
   if to_regclass('pgqueue.jobs_live_pending_shard') is null then
-    create index if not exists jobs_live_pending_shard on pgqueue.jobs_live (queue, shard, priority, seq) where status = 'pending';
+    create index if not exists jobs_live_pending_shard on pgqueue.jobs_live (queue, shard, priority, seq) where in_line;
   end if;
   return true;
 exception
@@ -1815,7 +1840,7 @@ comment on function pgqueue.index_shards() is
 
 create function pgqueue.take_by_shard(
   queue text, priority smallint, low_seq bigint, wanted int, shards smallint[], job_types text[],
-  out tids tid[], out top bigint, out parts int)
+  out tids tid[], out ids uuid[], out top bigint, out parts int)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -1823,16 +1848,17 @@ create function pgqueue.take_by_shard(
 declare
   t record;
   part tid[];
+  part_ids uuid[];
   high bigint;
 begin
   -- A short walk finds them where the shards are mixed; where others' lie ahead, the index of shards does.
   select max(w.seq) into high from (
     select j.seq from pgqueue.jobs_live j
-     where j.status = 'pending' and j.queue = take_by_shard.queue and j.priority = take_by_shard.priority and j.seq >= low_seq
+     where j.in_line and j.status = 'pending' and j.queue = take_by_shard.queue and j.priority = take_by_shard.priority and j.seq >= low_seq
      order by j.seq limit wanted * 4 + 100) w;
-  select array_agg(s.ctid), max(s.seq) into tids, top from (
-    select j.ctid, j.seq from pgqueue.jobs_live j
-     where j.status = 'pending' and j.queue = take_by_shard.queue and j.priority = take_by_shard.priority
+  select array_agg(s.ctid), array_agg(s.job_id), max(s.seq) into tids, ids, top from (
+    select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
+     where j.in_line and j.status = 'pending' and j.queue = take_by_shard.queue and j.priority = take_by_shard.priority
        and j.seq >= low_seq and j.seq <= high
        and j.shard = any (take_by_shard.shards)
        and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
@@ -1848,7 +1874,7 @@ begin
       select h.shard, h.seq from unnest(take_by_shard.shards) y(shard)
        cross join lateral (
          select j.shard, j.seq from pgqueue.jobs_live j
-          where j.status = 'pending' and j.queue = take_by_shard.queue
+          where j.in_line and j.status = 'pending' and j.queue = take_by_shard.queue
             and (j.shard, j.priority, j.seq) > (y.shard, take_by_shard.priority, high)
             and (j.shard, j.priority, j.seq) < (y.shard, take_by_shard.priority + 1, 0)
             and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
@@ -1857,15 +1883,16 @@ begin
        order by h.seq limit wanted) o
      group by o.shard
   loop
-    select array_agg(s.ctid), greatest(top, max(s.seq)) into part, top from (
-      select j.ctid, j.seq from pgqueue.jobs_live j
-       where j.status = 'pending' and j.queue = take_by_shard.queue
+    select array_agg(s.ctid), array_agg(s.job_id), greatest(top, max(s.seq)) into part, part_ids, top from (
+      select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
+       where j.in_line and j.status = 'pending' and j.queue = take_by_shard.queue
          and (j.shard, j.priority, j.seq) > (t.shard, take_by_shard.priority, high)
          and (j.shard, j.priority, j.seq) < (t.shard, take_by_shard.priority + 1, 0)
          and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
          and (j.expires_at is null or j.expires_at > pgqueue.clock())
        order by j.shard, j.priority, j.seq limit t.jobs for update skip locked) s;
     tids := tids || part;
+    ids := ids || part_ids;
     parts := parts + (part is not null)::int;
   end loop;
 end $$;
@@ -1874,7 +1901,7 @@ comment on function pgqueue.take_by_shard is
 
 create function pgqueue.take(
   queues text[], max_jobs int, job_types text[], priorities smallint[], shards smallint[],
-  out tids tid[], out visited text[], out leases interval[])
+  out tids tid[], out ids uuid[], out visited text[], out leases interval[])
   language plpgsql
   set enable_indexscan = on set enable_memoize = off
   as $$
@@ -1959,7 +1986,7 @@ begin
        cross join lateral (
          select array_agg(case when p = any (wanted_priorities) then (
                   select j.seq from pgqueue.jobs_live j
-                   where j.status = 'pending' and j.queue = k.queue and j.priority = p::smallint and j.seq >= coalesce(s.low_seq, 0)
+                   where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = p::smallint and j.seq >= coalesce(s.low_seq, 0)
                    order by j.seq limit 1) end) as firsts, bool_or(not s.job_types <@ take.job_types) as by_type
            from generate_series(0, 3) p
            left join lateral (
@@ -2028,23 +2055,23 @@ begin
       end loop;
 
       for taken in
-        select l.i, l.p, l.want, t.tids, t.top, 1 as parts from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.ids, t.top, 1 as parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral (
-           select array_agg(s.ctid) as tids, max(s.seq) as top from (
-             select j.ctid, j.seq from pgqueue.jobs_live j
-              where j.status = 'pending' and j.queue = visit[l.i] and j.priority = (l.p - 1)::smallint and j.seq >= firsts[l.i][l.p]
+           select array_agg(s.ctid) as tids, array_agg(s.job_id) as ids, max(s.seq) as top from (
+             select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
+              where j.in_line and j.status = 'pending' and j.queue = visit[l.i] and j.priority = (l.p - 1)::smallint and j.seq >= firsts[l.i][l.p]
                 and (wanted_types is null or j.job_type = any (wanted_types))
                 and (take.shards is null or j.shard = any (take.shards))
                 and (j.expires_at is null or j.expires_at > pgqueue.clock())
               order by j.seq limit l.want for update skip locked) s) t
          where kinds[l.i] = 0
         union all
-        select l.i, l.p, l.want, t.tids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.ids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral pgqueue.take_by_type(
            visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, wanted_types, take.shards) t
          where kinds[l.i] = 1
         union all
-        select l.i, l.p, l.want, t.tids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.ids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral pgqueue.take_by_shard(
            visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, take.shards, wanted_types) t
          where kinds[l.i] = 2
@@ -2052,6 +2079,7 @@ begin
         got := coalesce(cardinality(taken.tids), 0);
         gave[taken.i] := gave[taken.i] + got;
         tids := tids || taken.tids;
+        ids := ids || taken.ids;
         parts := parts + case when got = 0 then 0 else taken.parts end;
         left_over := left_over - got;
         own[taken.i] := own[taken.i] - got;
@@ -2072,7 +2100,7 @@ begin
   end if;
 end $$;
 comment on function pgqueue.take is
-  'Locks what a claim is to take, in priority, seq order; answers the queues visited, and their leases. Runs under the settings of claim.';
+  'Locks what a claim is to take (`tids` in priority, seq order, `ids` in any); answers the queues visited, and their leases. Runs under the settings of claim.';
 
 create function pgqueue.claim(
   worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
@@ -2096,17 +2124,20 @@ begin
   if claim.lease <= interval '0' or claim.lease > interval '1 day' then
     raise exception 'lease must be positive and at most 1 day, but is %', claim.lease using errcode = 'PQ422', column = 'lease';
   end if;
-  select n.tids, n.visited, n.leases into t
+  select n.tids, n.ids, n.visited, n.leases into t
     from pgqueue.take(claim.queues, max_jobs, claim.job_types, claim.priorities, claim.shards) n;
   if t.tids is null then
     return;
   end if;
   lease_of_all := coalesce(claim.lease, case when cardinality(t.leases) = 1 then t.leases[1] end);
+  -- Before the sweep looks here most batches are over.
+  insert into pgqueue.claims (look_at, job_ids)
+    values (pgqueue.clock() + least(interval '1 second', lease_of_all, (select min(l) from unnest(t.leases) l)), t.ids);
   return query
     update pgqueue.jobs_live j
        set status = 'processing', attempts = j.attempts + 1, worker_id = claim.worker_id,
            lease_expires_at = pgqueue.clock() + coalesce(lease_of_all, t.leases[array_position(t.visited, j.queue)]),
-           started_at = pgqueue.clock(), updated_at = pgqueue.clock(), progress = null, ordering_key = j.ordering_key
+           started_at = pgqueue.clock(), updated_at = pgqueue.clock(), progress = null
       from unnest(t.tids) u(tid)
      where j.ctid = u.tid
     returning j.*;
@@ -2114,8 +2145,7 @@ begin
     perform pgqueue.publish(array_agg(pgqueue.event('job.started', j.job_id, j.queue, j.job_type, 'pending', 'processing', j.attempts)
                                       order by j.priority, j.seq))
        from pgqueue.jobs_live j
-      where j.status = 'processing' and j.worker_id = claim.worker_id and j.xmin = pg_current_xact_id()::xid
-        and j.lease_expires_at >= pgqueue.clock();
+      where j.job_id = any (t.ids);
   end if;
 end $$;
 comment on function pgqueue.claim is
@@ -2126,11 +2156,11 @@ create function pgqueue.job_types_waiting(queues text[]) returns text[]
   as $$
     -- A loose scan: one probe of the index per type, not one row per job.
     with recursive t as (
-      select q.queue, (select min(j.job_type) from pgqueue.jobs_live j where j.status = 'pending' and j.queue = q.queue) as job_type
+      select q.queue, (select min(j.job_type) from pgqueue.jobs_live j where j.in_line and j.status = 'pending' and j.queue = q.queue) as job_type
         from unnest(queues) q(queue)
       union all
       select t.queue, (select min(j.job_type) from pgqueue.jobs_live j
-                        where j.status = 'pending' and j.queue = t.queue and j.job_type > t.job_type)
+                        where j.in_line and j.status = 'pending' and j.queue = t.queue and j.job_type > t.job_type)
         from t where t.job_type is not null)
     select coalesce(array_agg(distinct t.job_type), '{}') from t where t.job_type is not null
   $$;
@@ -2153,7 +2183,7 @@ begin
       select u.job_id, u.attempt from unnest(heartbeat.job_ids, heartbeat.attempts) u(job_id, attempt)),
     locked as (
       select j.ctid, j.job_id, j.attempts, j.queue, j.cancel_requested_at from pgqueue.jobs_live j
-       where j.job_id = any (heartbeat.job_ids) and j.worker_id = heartbeat.worker_id and (j.status = 'processing') is true
+       where j.job_id = any (heartbeat.job_ids) and j.worker_id = heartbeat.worker_id and j.status = 'processing'
        for update skip locked),
     renewed as (
       update pgqueue.jobs_live j
@@ -2170,7 +2200,7 @@ begin
              -- A row locked by somebody else is not lost yet: judge by what is committed.
              select from pgqueue.jobs_live j
               where j.job_id = h.job_id and j.worker_id = heartbeat.worker_id and j.attempts = h.attempt
-                and (j.status = 'processing') is true);
+                and j.status = 'processing');
 end $$;
 comment on function pgqueue.heartbeat is
   'Renews the leases of a worker''s attempts; answers those that were lost, and those whose cancel was requested.';
@@ -2178,7 +2208,6 @@ comment on function pgqueue.heartbeat is
 -- accepted does not come back and changes nothing.
 --
 -- Many rows are locked in job_id order (the index gives it), so that batches that meet wait instead of deadlocking.
--- `(status = 'processing') is true` keeps the planner off the partial indexes, which would walk every job in flight.
 
 create function pgqueue.backoff(policy jsonb, attempt integer) returns interval
   language plpgsql volatile set search_path = pg_catalog, pg_temp
@@ -2333,7 +2362,7 @@ begin
   done as (
     -- The attempt of an id is looked up in sorted arrays: a join would cost twice as much, and another order of locks.
     delete from pgqueue.jobs_live j
-     where j.job_id = any (complete.job_ids) and j.worker_id = complete.worker_id and (j.status = 'processing') is true
+     where j.job_id = any (complete.job_ids) and j.worker_id = complete.worker_id and j.status = 'processing'
        and j.attempts = (select g.attempts from given g)[width_bucket(j.job_id, (select g.job_ids from given g))]
     returning j.job_id, j.seq, j.queue, j.job_type, j.payload, j.priority, j.attempts, j.max_retries, j.lost, j.uncharged,
       j.retry_policy, j.timeout_ms, j.scheduled_at, j.expires_at, j.idempotency_key, j.producer_id, j.ordering_key, j.worker_id,
@@ -2359,7 +2388,7 @@ begin
        select from unnest(complete.job_ids) u(id) group by u.id
        having count(*) > 1 and (u.id = any (accepted) or exists (
          select from pgqueue.jobs_live j
-          where j.job_id = u.id and j.worker_id = complete.worker_id and (j.status = 'processing') is true))) then
+          where j.job_id = u.id and j.worker_id = complete.worker_id and j.status = 'processing'))) then
     raise exception 'a job stands twice in job_ids' using errcode = 'PQ422', column = 'job_ids';
   end if;
 
@@ -2398,7 +2427,8 @@ begin
   perform set_config('pgqueue.wake', 'off', true);
   accepted := array(select pgqueue.complete(complete_and_claim.worker_id, complete_and_claim.job_ids, complete_and_claim.attempts, results));
   perform set_config('pgqueue.wake', wake, true);
-  return query select complete_and_claim.accepted, c
+  -- With the first row only: in each of five hundred they would be megabytes.
+  return query select case when row_number() over () = 1 then complete_and_claim.accepted end, c
     from pgqueue.claim(complete_and_claim.worker_id, queues, max_jobs, complete_and_claim.lease, complete_and_claim.job_types,
                        complete_and_claim.priorities, complete_and_claim.shards) c;
   if not found then
@@ -2410,7 +2440,7 @@ begin
       from unnest(their_queues, their_keys) u(queue, key)
      cross join lateral (
        select l.queue, l.job_type, l.status from pgqueue.jobs_live l
-        where l.queue = u.queue and l.ordering_key = u.key and (l.status <> 'submitted' or l.due_at is not null)
+        where l.queue = u.queue and l.ordering_key = u.key and (l.in_line or l.due_at is not null)
         limit 1) h
      where h.status = 'pending' group by h.queue
   loop
@@ -2428,7 +2458,7 @@ declare
 begin
   select l.* into j from pgqueue.jobs_live l
    where l.job_id = held.job_id and l.worker_id = held.worker_id and l.attempts = held.attempt
-     and (l.status = 'processing') is true
+     and l.status = 'processing'
    for update;
   return j;
 end $$;
@@ -2573,7 +2603,7 @@ create function pgqueue.set_progress(worker_id uuid, job_id uuid, attempt int, p
 begin
   update pgqueue.jobs_live l set progress = set_progress.progress, updated_at = pgqueue.clock()
    where l.job_id = set_progress.job_id and l.worker_id = set_progress.worker_id and l.attempts = set_progress.attempt
-     and (l.status = 'processing') is true;
+     and l.status = 'processing';
   return found;
 end $$;
 comment on function pgqueue.set_progress is 'Stores what a running attempt reports; false: not the owner.';
@@ -2589,7 +2619,7 @@ begin
     update pgqueue.jobs_live j set due_at = pgqueue.clock() + hold_retry.delay, ordering_key = j.ordering_key
       from unnest(hold_retry.job_ids, hold_retry.attempts) u(job_id, attempt)
      where j.job_id = u.job_id and j.worker_id = hold_retry.worker_id and j.attempts = u.attempt
-       and (j.status = 'failed') is true
+       and j.status = 'failed'
     returning j.job_id;
 end $$;
 comment on function pgqueue.hold_retry is
@@ -2741,6 +2771,7 @@ begin
   j.uncharged := greatest(j.attempts, j.uncharged);
   j.lost := 0;
   j.status := 'pending';
+  j.in_line := true;
   j.due_at := null;
   j.scheduled_at := null;
   j.expires_at := null;
@@ -2773,7 +2804,7 @@ declare
 begin
   update pgqueue.jobs_live l
      set status = 'pending', due_at = null, seq = nextval('pgqueue.jobs_seq'), expires_at = null, updated_at = pgqueue.clock()
-   where l.job_id = retry.job_id and (l.status = 'failed') is true
+   where l.job_id = retry.job_id and l.status = 'failed'
   returning l.* into j;
   if j.job_id is null then
     delete from pgqueue.jobs_dead_letter d
@@ -3000,7 +3031,7 @@ begin
     when 'submitted' then
       if j.due_at is null then
         if not exists (select from pgqueue.jobs_live h
-                        where h.queue = j.queue and h.ordering_key = j.ordering_key and (h.status <> 'submitted' or h.due_at is not null)) then
+                        where h.queue = j.queue and h.ordering_key = j.ordering_key and (h.in_line or h.due_at is not null)) then
           return format('It is the turn of ordering_key "%s", whose head has ended or was deleted: a sweep lets the next job go, within about ten minutes.', j.ordering_key);
         end if;
         return format('It waits for the job before it with ordering_key "%s".', j.ordering_key);
@@ -3044,7 +3075,7 @@ begin
   end if;
   select count(*) into n from (
     select from pgqueue.jobs_live l
-     where l.status = 'pending' and l.queue = j.queue and l.priority = j.priority and l.seq < j.seq limit 1001) c;
+     where l.in_line and l.status = 'pending' and l.queue = j.queue and l.priority = j.priority and l.seq < j.seq limit 1001) c;
   return format('It waits its turn: %s of its queue and priority %s first.',
     case when n > 1000 then 'more than 1000 jobs' when n = 1 then '1 job' else n || ' jobs' end, case when n = 1 then 'goes' else 'go' end);
 end $$;
@@ -3056,7 +3087,7 @@ comment on function pgqueue.why(uuid) is 'Why a job is not running now, in one s
 -- an old seq leaves a row in lowered_cursors, which claims heed until a sweep that sees the job as well takes it away.
 -- A writer that stays open is left behind after five seconds, or it would stop the cursors, and with time the claims: as
 -- soon as it has ended, a sweep looks again from the first seq that it may have drawn.
--- The lease and due indexes have dead ends too: sweeps begin a minute before the moment of the last such candidate.
+-- The indexes of claims and of due jobs have dead ends too: sweeps begin a minute before the moment of the last such candidate.
 
 create function pgqueue.open_writers() returns text[]
   language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -3129,13 +3160,13 @@ begin
         from starts c
         cross join lateral (
           select (select j.seq from pgqueue.jobs_live j
-                   where j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq >= c.start
+                   where j.in_line and j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq >= c.start
                    order by j.seq limit 1) as lowest) n
         cross join lateral (
           -- The head of the line tells whether a claim that wants some types must go type by type.
           select array_agg(distinct h.job_type) as job_types from (
             select j.job_type from pgqueue.jobs_live j
-             where j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq >= n.lowest
+             where j.in_line and j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq >= n.lowest
              order by j.seq limit case when cursors <= 64 then 50 else 5 end) h) t
     loop
       if r.lowered then
@@ -3179,7 +3210,7 @@ begin
   end if;
 
   if ceiling is null then
-    update pgqueue.sweep_state set lease_swept_to = '-infinity', due_swept_to = '-infinity';
+    update pgqueue.sweep_state set claims_swept_to = '-infinity', due_swept_to = '-infinity';
   elsif next_seq <> st.candidate_seq or cardinality(now_open) > 0 or left_behind <> st.stragglers
      or st.candidate_at < pgqueue.clock() - interval '30 seconds'
   then
@@ -3187,10 +3218,9 @@ begin
     update pgqueue.sweep_state
        set candidate_seq = next_seq, candidate_at = pgqueue.clock(), candidate_before = st.candidate_seq,
            writers = array(select w from unnest(now_open) w where not left_behind ? w), stragglers = left_behind,
-           lease_swept_to = case when full_sweep or back_to is not null then '-infinity'
+           claims_swept_to = case when full_sweep or back_to is not null then '-infinity'
              else least(st.candidate_at - interval '1 minute', (
-               select l.lease_expires_at from pgqueue.jobs_live l
-                where l.status = 'processing' and l.lease_expires_at >= st.lease_swept_to order by l.lease_expires_at limit 1)) end,
+               select c.look_at from pgqueue.claims c where c.look_at >= st.claims_swept_to order by c.look_at limit 1)) end,
            due_swept_to = case when full_sweep or back_to is not null then '-infinity'
              else least(st.candidate_at - interval '1 minute', (
                select l.due_at from pgqueue.jobs_live l
@@ -3199,6 +3229,7 @@ begin
            full_sweep_at = case when full_sweep then pgqueue.clock() else st.full_sweep_at end;
     if full_sweep then
       perform pgqueue.note_headless_keys(5000);
+      perform pgqueue.note_strays(20000);
     end if;
   end if;
   return moved;
@@ -3906,7 +3937,7 @@ begin
         select u.tid, u.was, nextval('pgqueue.jobs_seq') as seq from unnest(tids, statuses) u(tid, was)),
       promoted as (
         update pgqueue.jobs_live l
-           set status = 'pending', seq = n.seq, due_at = null, updated_at = pgqueue.clock(), ordering_key = l.ordering_key
+           set status = 'pending', seq = n.seq, due_at = null, updated_at = pgqueue.clock()
           from numbered n where l.ctid = n.tid
         returning l.job_id, l.queue, l.job_type, l.attempts, l.seq, n.was)
       select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,
@@ -3926,20 +3957,82 @@ begin
   return moved;
 end $$;
 
+create function pgqueue.look_at_claims(max_jobs int, until timestamptz) returns uuid[]
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+  as $$
+declare
+  since constant timestamptz := (select s.claims_swept_to from pgqueue.sweep_state s);
+  looked int;
+  late_tids tid[];
+  late_ids uuid[];
+  seen tid[] := '{}';
+  lost uuid[] := '{}';
+begin
+  loop
+    with due as materialized (
+      select c.ctid as tid, c.job_ids from pgqueue.claims c
+       where c.look_at >= since and c.look_at < pgqueue.clock() and c.ctid <> all (seen)
+       order by c.look_at limit 20 for update skip locked),
+    held as materialized (
+      select d.tid, h.job_ids, h.lease_at, h.timeout_at from due d cross join lateral (
+        select array_agg(l.job_id) as job_ids, min(l.lease_expires_at) as lease_at,
+               min(l.started_at + (coalesce(l.timeout_ms, (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint)
+                   * interval '1 millisecond') as timeout_at
+          from pgqueue.jobs_live l where l.job_id = any (d.job_ids) and l.status = 'processing') h),
+    over as (
+      delete from pgqueue.claims c using held h where c.ctid = h.tid and h.job_ids is null),
+    kept as (
+      update pgqueue.claims c set job_ids = h.job_ids, timeout_at = h.timeout_at, look_at = h.lease_at
+        from held h where c.ctid = h.tid and h.lease_at >= pgqueue.clock())
+    select count(*), array_agg(h.tid) filter (where h.late), array(select unnest(o.job_ids) from held o where o.lease_at < pgqueue.clock())
+      into looked, late_tids, late_ids
+      from (select a.tid, a.lease_at < pgqueue.clock() as late from held a) h;
+    -- These stay as they are until they have been given back, or their holders are done.
+    seen := seen || late_tids;
+    lost := lost || late_ids;
+    exit when looked = 0 or cardinality(lost) >= max_jobs or clock_timestamp() > until;
+  end loop;
+  return lost;
+end $$;
+comment on function pgqueue.look_at_claims(int, timestamptz) is
+  'Forgets claims of which nothing runs any more, and answers the jobs of those of which a lease ran out. Says when the others are to be looked at.';
+
+create function pgqueue.note_strays(pages bigint) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  start constant bigint := (select s.stray_page from pgqueue.sweep_state s);
+begin
+  -- Somebody may have edited jobs_live itself, or claims. Part of the table each time, from where the last call ended.
+  insert into pgqueue.claims (look_at, job_ids)
+    select pgqueue.clock() - interval '1 second', array_agg(l.job_id) from pgqueue.jobs_live l
+     where l.ctid >= format('(%s,0)', start)::tid and l.ctid < format('(%s,0)', start + pages)::tid
+       and l.status = 'processing' and l.lease_expires_at < pgqueue.clock() - interval '1 minute'
+    having count(*) > 0;
+  update pgqueue.sweep_state set stray_page = case
+    when (start + pages) * current_setting('block_size')::bigint < pg_relation_size('pgqueue.jobs_live') then start + pages else 0 end;
+end $$;
+comment on function pgqueue.note_strays(bigint) is
+  'Has the next sweep look at processing jobs whose lease ran out long ago and that no claim seems to name.';
+
 create function pgqueue.sweep_leases(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
-  since constant timestamptz := (select s.lease_swept_to from pgqueue.sweep_state s);
+  ids constant uuid[] := pgqueue.look_at_claims(max_jobs, until);
   r record;
   j pgqueue.jobs;
   moved bigint := 0;
 begin
+  if ids = '{}' then
+    return 0;
+  end if;
   for r in
     with lost as materialized (
       select l.* from pgqueue.jobs_live l
-       where l.status = 'processing' and l.lease_expires_at >= since and l.lease_expires_at < pgqueue.clock()
+       where l.job_id = any (ids) and l.status = 'processing' and l.lease_expires_at < pgqueue.clock()
        order by l.lease_expires_at limit max_jobs for update skip locked)
     select l as job, coalesce(w.name || ' (' || w.hostname || ', pid ' || w.pid || ')', l.worker_id::text) as worker,
            row_number() over (partition by l.worker_id order by l.started_at, l.priority, l.seq)
@@ -3985,14 +4078,24 @@ create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns 
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
+  tids tid[];
+  ids uuid[];
   j record;
   moved bigint := 0;
 begin
   -- Workers end attempts at their timeout; this is for those that do not, though they renew their leases.
+  perform pgqueue.look_at_claims(max_jobs, until);
+  select array_agg(distinct d.tid), array_agg(u.job_id) into tids, ids
+    from (select c.ctid as tid, c.job_ids from pgqueue.claims c where c.timeout_at <= pgqueue.clock()
+           order by c.timeout_at limit 100 for update skip locked) d
+   cross join unnest(d.job_ids) u(job_id);
+  if tids is null then
+    return 0;
+  end if;
   for j in
     select l.worker_id, l.job_id, l.attempts, coalesce(l.timeout_ms, q.timeout_ms, 900000) as timeout_ms
       from pgqueue.jobs_live l left join pgqueue.queues q on q.name = l.queue
-     where l.status = 'processing' and l.lease_expires_at >= pgqueue.clock()
+     where l.job_id = any (ids) and l.status = 'processing' and l.lease_expires_at >= pgqueue.clock()
        and l.started_at < pgqueue.clock() - (coalesce(l.timeout_ms, q.timeout_ms, 900000) + 10000::bigint) * interval '1 millisecond'
      order by l.lease_expires_at limit max_jobs for update of l skip locked
   loop
@@ -4001,6 +4104,10 @@ begin
     moved := moved + 1;
     exit when clock_timestamp() > until;
   end loop;
+  if moved < max_jobs and clock_timestamp() <= until then
+    -- The next look at these claims says when it is to come here again.
+    update pgqueue.claims c set timeout_at = null, look_at = least(c.look_at, pgqueue.clock()) where c.ctid = any (tids);
+  end if;
   return moved;
 end $$;
 
@@ -4048,7 +4155,7 @@ declare
 begin
   for j in
     select l.* from pgqueue.jobs_live l
-     where l.status = 'pending' and l.expires_at is not null and l.expires_at <= pgqueue.clock()
+     where l.in_line and l.status = 'pending' and l.expires_at is not null and l.expires_at <= pgqueue.clock()
      order by l.expires_at limit max_jobs for update skip locked
   loop
     perform pgqueue.settle(j, 'dead_letter', format('expired: it was to start before %s', j.expires_at));
@@ -4072,7 +4179,7 @@ begin
                array_agg(w.job_id order by w.seq) filter (where w.expires_at is null and w.updated_at < pgqueue.clock() - c.ttl)
           into looked_at, top, in_order, ids from (
           select e.job_id, e.seq, e.updated_at, e.expires_at, e.worker_id from pgqueue.jobs_live e
-           where e.status = 'pending' and e.queue = c.queue and e.priority = c.priority and e.seq >= start
+           where e.in_line and e.status = 'pending' and e.queue = c.queue and e.priority = c.priority and e.seq >= start
            order by e.seq limit case part when 1 then 100 else 1000 end) w;
         exit when ids is null;
         before := coalesce(before, pgqueue.waiting_since(c.queue, c.ttl));
@@ -4081,7 +4188,7 @@ begin
           select l.* from pgqueue.jobs_live l
            where l.job_id = any (array(
              select o.job_id from pgqueue.jobs_live o
-              where o.job_id = any (ids) and (o.status = 'pending') is true and o.updated_at < before order by o.seq limit 100))
+              where o.job_id = any (ids) and o.status = 'pending' and o.updated_at < before order by o.seq limit 100))
            order by l.job_id for update skip locked
         loop
           continue when j.status <> 'pending' or j.expires_at is not null or j.updated_at >= before;
@@ -4123,11 +4230,11 @@ declare
 begin
   for q in select s.name, s.soft_limit from pgqueue.queues s where s.shed_low order by s.name loop
     select count(*) into depth from (
-      select from pgqueue.jobs_live l where l.status = 'pending' and l.queue = q.name limit q.soft_limit::bigint + max_jobs) c;
+      select from pgqueue.jobs_live l where l.in_line and l.status = 'pending' and l.queue = q.name limit q.soft_limit::bigint + max_jobs) c;
     continue when depth <= q.soft_limit;
     for j in
       select l.* from pgqueue.jobs_live l
-       where l.status = 'pending' and l.queue = q.name and l.priority = 3
+       where l.in_line and l.status = 'pending' and l.queue = q.name and l.priority = 3
        order by l.seq desc limit least(depth - q.soft_limit, max_jobs - moved) for update skip locked
     loop
       perform pgqueue.settle(j, 'dead_letter', format('shed: more than %s jobs were pending, and this one has low priority', q.soft_limit));
@@ -4151,11 +4258,11 @@ begin
   select s.key_queue, s.key_name into q, k from pgqueue.sweep_state s;
   for i in 1 .. max_keys loop
     select w.queue, w.ordering_key into q, k from pgqueue.jobs_live w
-     where w.ordering_key is not null and w.status = 'submitted' and w.due_at is null and (w.queue, w.ordering_key) > (q, k)
+     where w.ordering_key is not null and not w.in_line and w.due_at is null and (w.queue, w.ordering_key) > (q, k)
      order by w.queue, w.ordering_key limit 1;
     exit when not found;
     if not exists (select from pgqueue.jobs_live h
-                    where h.queue = q and h.ordering_key = k and (h.status <> 'submitted' or h.due_at is not null)) then
+                    where h.queue = q and h.ordering_key = k and (h.in_line or h.due_at is not null)) then
       insert into pgqueue.sweep_notes (queue, ordering_key) values (q, k);
       noted := noted + 1;
     end if;
@@ -4182,11 +4289,11 @@ begin
     select distinct queue, ordering_key from noted order by queue, ordering_key
   loop
     select l.job_id into head from pgqueue.jobs_live l
-     where l.queue = n.queue and l.ordering_key = n.ordering_key and (l.status <> 'submitted' or l.due_at is not null);
+     where l.queue = n.queue and l.ordering_key = n.ordering_key and (l.in_line or l.due_at is not null);
     if not found and pgqueue.lock_key(n.queue, n.ordering_key) then
       -- Again, since the snapshot must be younger than the lock.
       select l.job_id into head from pgqueue.jobs_live l
-       where l.queue = n.queue and l.ordering_key = n.ordering_key and (l.status <> 'submitted' or l.due_at is not null);
+       where l.queue = n.queue and l.ordering_key = n.ordering_key and (l.in_line or l.due_at is not null);
       if not found then
         perform pgqueue.promote_keys(array[n.queue::text], array[n.ordering_key::text]);
         moved := moved + 1;
@@ -4741,13 +4848,19 @@ create view pgqueue.dead_letters as
     from pgqueue.jobs_dead_letter j;
 comment on view pgqueue.dead_letters is 'Jobs that need a human: pgqueue.retry or pgqueue.discard them.';
 
+create view pgqueue.jobs_processing as
+  select j.* from pgqueue.jobs_live j
+   where j.status = 'processing' and j.job_id in (select unnest(c.job_ids) from pgqueue.claims c);
+comment on view pgqueue.jobs_processing is 'Jobs that workers hold, found without a look at those that wait.';
+
 create view pgqueue.stuck_jobs as
-  select j.job_id, j.queue, j.job_type, j.status, j.attempts, j.worker_id, j.lease_expires_at, j.due_at, j.updated_at,
-         case when j.status = 'processing' then 'its lease ran out and no sweep has come by'
-              else 'it is due and no sweep has come by' end as problem
-    from pgqueue.jobs_live j
-   where j.status = 'processing' and j.lease_expires_at < pgqueue.clock() - interval '10 seconds'
-      or j.status in ('submitted', 'failed') and j.due_at < pgqueue.clock() - interval '10 seconds';
+  select j.job_id, j.queue, j.job_type, j.status, j.attempts, j.worker_id, j.lease_expires_at, j.due_at, j.updated_at, s.problem
+    from (select p.job_id, 'its lease ran out and no sweep has come by' as problem
+            from pgqueue.jobs_processing p where p.lease_expires_at < pgqueue.clock() - interval '10 seconds'
+          union all
+          select d.job_id, 'it is due and no sweep has come by'
+            from pgqueue.jobs_live d where d.status in ('submitted', 'failed') and d.due_at is not null and d.due_at < pgqueue.clock() - interval '10 seconds') s
+    join pgqueue.jobs_live j on j.job_id = s.job_id;
 comment on view pgqueue.stuck_jobs is 'Jobs that a sweep should have moved on.';
 -- Watch: what was counted, how fast it goes, what is wrong, how many workers it wants.
 --
@@ -4996,7 +5109,7 @@ begin
     update pgqueue.measures set audited_at = now_is, below_cursor = array(
       select distinct c.queue from pgqueue.claim_starts c
        where exists (select from pgqueue.jobs_live j
-                      where j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq < c.low_seq));
+                      where j.in_line and j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq < c.low_seq));
   end if;
   update pgqueue.measures set sampled_at = now_is;
   return case when more then 50000 else 0 end;
@@ -5103,14 +5216,15 @@ begin
   select s.* into st from pgqueue.sweep_state s;
   select jsonb_object_agg(o.key, o.jobs) into others from (
     select l.status || ' ' || l.priority || ' ' || l.queue as key, count(*) as jobs from (
-      (select j.status, j.priority, j.queue from pgqueue.jobs_live j
-        where j.status = 'processing' and j.lease_expires_at >= st.lease_swept_to limit 50001)
+      (select j.status, j.priority, j.queue
+         from (select distinct u.job_id from pgqueue.claims c cross join unnest(c.job_ids) u(job_id) where c.look_at >= st.claims_swept_to) n
+        cross join lateral (select l.* from pgqueue.jobs_live l where l.job_id = n.job_id and l.status = 'processing' limit 1) j limit 50001)
       union all
       (select j.status, j.priority, j.queue from pgqueue.jobs_live j
         where j.status in ('submitted', 'failed') and j.due_at is not null and j.due_at >= st.due_swept_to limit 50001)
       union all
       (select j.status, j.priority, j.queue from pgqueue.jobs_live j
-        where j.ordering_key is not null and j.status = 'submitted' and j.due_at is null limit 50001)) l
+        where j.ordering_key is not null and not j.in_line and j.due_at is null limit 50001)) l
      group by l.status, l.priority, l.queue) o;
   for k in
     select n.queue, p.priority, coalesce(c.low_seq, 0) as low_seq
@@ -5126,13 +5240,13 @@ begin
     pending := 0;
     oldest_pending_seconds := null;
     select j.updated_at into became from pgqueue.jobs_live j
-     where j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
+     where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
      order by j.seq limit 1;
     if found then
       oldest_pending_seconds := greatest(extract(epoch from pgqueue.clock() - became), 0);
       select count(*) into pending from (
         select from pgqueue.jobs_live j
-         where j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
+         where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
          limit greatest(left_over, 1)) c;
       left_over := left_over - pending;
     end if;
@@ -5651,7 +5765,7 @@ begin
     continue when not exists (select from pg_catalog.pg_roles where rolname = role);
     execute pg_catalog.format('grant select on pgqueue.jobs, pgqueue.queues, pgqueue.queue_pauses, pgqueue.job_type_pauses,
       pgqueue.schedules, pgqueue.schedule_fires, pgqueue.schedule_declarations, pgqueue.partitions, pgqueue.retention, pgqueue.workers, pgqueue.queue_depths, pgqueue.claim_cursors, pgqueue.sweep_steps,
-      pgqueue.audit, pgqueue.live_workers, pgqueue.job_results, pgqueue.dead_letters, pgqueue.queue_stats, pgqueue.stuck_jobs,
+      pgqueue.audit, pgqueue.live_workers, pgqueue.job_results, pgqueue.dead_letters, pgqueue.queue_stats, pgqueue.jobs_processing, pgqueue.stuck_jobs,
       pgqueue.alerts, pgqueue.counters, pgqueue.counter_samples, pgqueue.alert_rules, pgqueue.alert_states, pgqueue.alert_events to %I', role);
   end loop;
   if exists (select from pg_catalog.pg_roles where rolname = 'pgqueue_operator') then

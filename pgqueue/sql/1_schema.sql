@@ -19,6 +19,8 @@
 --     Whoever makes a row pending below that point says so with lower_cursor(); everybody else draws a new seq.
 --   * An UPDATE of many live jobs sets ordering_key to itself: where no column is named of which shard is made, PostgreSQL
 --     16 to 18 reads the expression of shard anew for every row, which costs as much as a claim.
+--   * A claim, a heartbeat and progress change no column that an index of jobs_live names, in its columns or its condition
+--     (nor does a new index): so they write no entry in any (HOT), and half of each page is left free for them.
 --   * What producers and claimers read on every call (queues, queue_depths, claim_cursors, waiting, watchers) gains a
 --     row version only now and then, since an old snapshot would keep them all.
 
@@ -171,6 +173,7 @@ create table pgqueue.jobs (
   ordering_key pgqueue.ordering_key,
   -- Every statement that writes a job reads this expression anew, so it is a short one.
   shard smallint not null generated always as (coalesce(hashtext(ordering_key), get_byte(uuid_send(job_id), 15)) & 63) stored,
+  in_line boolean not null generated always as (status in ('pending', 'processing')) stored,
   worker_id uuid,
   lease_expires_at timestamptz,
   cancel_requested_at timestamptz,
@@ -188,6 +191,7 @@ comment on table pgqueue.jobs is
   'All jobs. INSERT INTO pgqueue.jobs (job_type, payload) is a full enqueue; everything after that is a function''s work.';
 comment on column pgqueue.jobs.seq is 'Order in the queue; drawn anew when a delayed job or a retry becomes pending.';
 comment on column pgqueue.jobs.priority is '0 critical, 1 high, 2 normal, 3 low';
+comment on column pgqueue.jobs.in_line is 'Pending or processing: a claim does not change it, so indexes of pending jobs hold both, and the claim writes none.';
 comment on column pgqueue.jobs.attempts is 'Attempts begun; with worker_id the fence of every finish.';
 comment on column pgqueue.jobs.lost is 'Leases lost because the worker died; not charged against max_retries.';
 comment on column pgqueue.jobs.uncharged is
@@ -198,26 +202,26 @@ comment on column pgqueue.jobs.due_at is
 create table pgqueue.jobs_live partition of pgqueue.jobs
   for values in ('submitted', 'pending', 'processing', 'failed')
   with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
-        autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2);
+        autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2,
+        fillfactor = 45);
 comment on table pgqueue.jobs_live is
   'Jobs to which something can still happen. Edit them as pgqueue.jobs, where what you write is checked.';
 -- That a name is not empty is looked at by triggers, which costs less; an index must never see one that is too long.
 alter table pgqueue.jobs_live
-  add primary key (job_id) with (fillfactor = 50),
+  add primary key (job_id),
   add constraint "queue must have 1 to 63 characters" check (length(queue) <= 63),
   add constraint "job_type must have 1 to 128 characters" check (length(job_type) <= 128);
 -- No two entries are alike, so a full page looks for equals in vain.
 create index jobs_live_pending on pgqueue.jobs_live (queue, priority, seq)
-  with (deduplicate_items = off) where status = 'pending';
+  with (deduplicate_items = off) where in_line;
 create index jobs_live_pending_type on pgqueue.jobs_live (queue, job_type, priority, seq)
-  with (deduplicate_items = off) where status = 'pending';
-create index jobs_live_lease on pgqueue.jobs_live (lease_expires_at) where status = 'processing';
-create index jobs_live_due on pgqueue.jobs_live (due_at) where status in ('submitted', 'failed') and due_at is not null;
-create index jobs_live_expires on pgqueue.jobs_live (expires_at) where status = 'pending' and expires_at is not null;
+  with (deduplicate_items = off) where in_line;
+create index jobs_live_due on pgqueue.jobs_live (due_at) where due_at is not null;
+create index jobs_live_expires on pgqueue.jobs_live (expires_at) where in_line and expires_at is not null;
 create unique index jobs_live_key_head on pgqueue.jobs_live (queue, ordering_key)
-  where ordering_key is not null and (status <> 'submitted' or due_at is not null);
+  where ordering_key is not null and (in_line or due_at is not null);
 create index jobs_live_key_waiting on pgqueue.jobs_live (queue, ordering_key, seq)
-  where ordering_key is not null and status = 'submitted' and due_at is null;
+  where ordering_key is not null and not in_line and due_at is null;
 
 create table pgqueue.jobs_completed partition of pgqueue.jobs for values in ('completed') partition by range (finished_at);
 create table pgqueue.jobs_cancelled partition of pgqueue.jobs for values in ('cancelled') partition by range (finished_at);
@@ -424,6 +428,20 @@ create table pgqueue.claim_cursors (
 comment on table pgqueue.claim_cursors is 'How far the sweep has come; it alone writes here. Claims begin at claim_starts.';
 comment on column pgqueue.claim_cursors.job_types is 'Job types seen waiting by the last sweep, when there were several.';
 
+create table pgqueue.claims (
+  look_at timestamptz not null,
+  timeout_at timestamptz,
+  job_ids uuid[] not null
+) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+-- Compressed ids would cost a claim more than they save.
+alter table pgqueue.claims alter column job_ids set storage external;
+create index claims_look_at on pgqueue.claims (look_at);
+create index claims_timeout_at on pgqueue.claims (timeout_at) where timeout_at is not null;
+comment on table pgqueue.claims is
+  'Jobs that were claimed together, a row per claim. Every processing job is named here; the sweep takes away those that no longer run.';
+comment on column pgqueue.claims.look_at is 'Soon after the claim; then no later than the first lease of those that still run ends.';
+comment on column pgqueue.claims.timeout_at is 'When the sweep is to end the first of those that still run; null until it first looked.';
+
 create table pgqueue.expiry_cursors (
   queue text not null,
   priority smallint not null,
@@ -484,12 +502,13 @@ create table pgqueue.sweep_state (
   candidate_before bigint not null default 0,
   writers text[] not null default '{}',
   stragglers jsonb not null default '{}',
-  lease_swept_to timestamptz not null default '-infinity',
+  claims_swept_to timestamptz not null default '-infinity',
   due_swept_to timestamptz not null default '-infinity',
   full_sweep_at timestamptz not null default '-infinity',
   soft_counted_at timestamptz not null default '-infinity',
   key_queue text not null default '',
   key_name text not null default '',
+  stray_page bigint not null default 0,
   timeline text
 ) with (fillfactor = 50);
 insert into pgqueue.sweep_state default values;
@@ -498,6 +517,7 @@ comment on column pgqueue.sweep_state.stragglers is
   'Writers that stayed open for so long that cursors went on without them, with the lowest seq that they may have drawn.';
 comment on column pgqueue.sweep_state.key_name is
   'With key_queue how far full sweeps have come in looking for ordering keys whose head was deleted.';
+comment on column pgqueue.sweep_state.stray_page is 'How far full sweeps have come in looking for leases that no claim names.';
 comment on column pgqueue.sweep_state.timeline is 'The timeline of the server''s log at the last look: another one, and a standby was promoted.';
 
 create table pgqueue.sweep_steps (
@@ -544,7 +564,7 @@ create type pgqueue.enqueued as (
   job_id uuid, seq bigint, queue text, job_type text, payload jsonb, priority smallint, status text, attempts integer,
   max_retries integer, lost integer, uncharged integer, retry_policy jsonb, timeout_ms integer, scheduled_at timestamptz,
   due_at timestamptz, expires_at timestamptz, idempotency_key text, producer_id text, ordering_key text, shard smallint,
-  worker_id uuid, lease_expires_at timestamptz, cancel_requested_at timestamptz, created_at timestamptz,
+  in_line boolean, worker_id uuid, lease_expires_at timestamptz, cancel_requested_at timestamptz, created_at timestamptz,
   updated_at timestamptz, started_at timestamptz, finished_at timestamptz, result jsonb, error text, errors jsonb,
   progress jsonb, trace_context jsonb, duplicate boolean
 );

@@ -26,9 +26,9 @@ begin
       new.due_at := null;
     -- Two conditions, one for each index; a statement of its own, since the snapshot must be younger than the lock.
     elsif exists (select from pgqueue.jobs_live h
-                   where h.queue = new.queue and h.ordering_key = new.ordering_key and (h.status <> 'submitted' or h.due_at is not null))
+                   where h.queue = new.queue and h.ordering_key = new.ordering_key and (h.in_line or h.due_at is not null))
        or exists (select from pgqueue.jobs_live w
-                   where w.queue = new.queue and w.ordering_key = new.ordering_key and w.status = 'submitted' and w.due_at is null) then
+                   where w.queue = new.queue and w.ordering_key = new.ordering_key and not w.in_line and w.due_at is null) then
       new.status := 'submitted';
       new.due_at := null;
     end if;
@@ -161,7 +161,7 @@ begin
       -- A head that came along is seen by nobody yet, so whoever settles it will see all of these.
       insert into pgqueue.sweep_notes (queue, ordering_key)
         select a.queue, a.ordering_key from arrived a where a.ordering_key is not null
-         group by a.queue, a.ordering_key having bool_and(a.status = 'submitted' and a.due_at is null);
+         group by a.queue, a.ordering_key having bool_and(not a.in_line and a.due_at is null);
     end if;
     if g.queue <> g.last_queue then
       only_queue := g.queue;
@@ -211,7 +211,7 @@ create function pgqueue.as_enqueued(j pgqueue.jobs, duplicate boolean) returns p
   as $$
     select row(j.job_id, j.seq, j.queue, j.job_type, j.payload, j.priority, j.status, j.attempts, j.max_retries, j.lost,
       j.uncharged, j.retry_policy, j.timeout_ms, j.scheduled_at, j.due_at, j.expires_at, j.idempotency_key, j.producer_id,
-      j.ordering_key, j.shard, j.worker_id, j.lease_expires_at, j.cancel_requested_at, j.created_at, j.updated_at,
+      j.ordering_key, j.shard, j.in_line, j.worker_id, j.lease_expires_at, j.cancel_requested_at, j.created_at, j.updated_at,
       j.started_at, j.finished_at, j.result, j.error, j.errors, j.progress, j.trace_context, duplicate)::pgqueue.enqueued
   $$;
 

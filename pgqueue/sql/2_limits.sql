@@ -79,7 +79,7 @@ begin
     low := coalesce((select c.low_seq from pgqueue.claim_starts c where c.queue = count_pending.queue and c.priority = p), 0);
     select count(*) into found from (
       select from pgqueue.jobs_live j
-       where j.status = 'pending' and j.queue = count_pending.queue and j.priority = p::smallint and j.seq >= low
+       where j.in_line and j.status = 'pending' and j.queue = count_pending.queue and j.priority = p::smallint and j.seq >= low
        order by j.seq limit most - counted) n;
     counted := counted + found;
     exit when counted >= most;

@@ -23,18 +23,18 @@ begin
   select array_agg(f.job_id), array_agg(f.queue), array_agg(f.key) into firsts, their_queues, their_keys from (
     select k.queue, k.key, (
              select n.job_id from pgqueue.jobs_live n
-              where n.queue = k.queue and n.ordering_key = k.key and n.status = 'submitted' and n.due_at is null
+              where n.queue = k.queue and n.ordering_key = k.key and not n.in_line and n.due_at is null
               order by n.seq limit 1) as job_id
       from (select distinct u.queue, u.key from unnest(queues, ordering_keys) u(queue, key)) k
      where (select l.job_id from pgqueue.jobs_live l
-             where l.queue = k.queue and l.ordering_key = k.key and (l.status <> 'submitted' or l.due_at is not null)) is null) f
+             where l.queue = k.queue and l.ordering_key = k.key and (l.in_line or l.due_at is not null)) is null) f
    where f.job_id is not null;
   if firsts is null then
     return;
   end if;
   select array_agg(l.job_id), array_agg(l.ctid order by l.seq) into locked, tids
     from (select n.job_id, n.ctid, n.seq, n.queue, n.ordering_key from pgqueue.jobs_live n
-           where n.job_id = any (firsts) and (n.status = 'submitted') is true and n.due_at is null
+           where n.job_id = any (firsts) and n.status = 'submitted' and n.due_at is null
              for update skip locked) l
     join unnest(firsts, their_queues, their_keys) f(job_id, queue, key)
       on f.job_id = l.job_id and f.queue = l.queue and f.key = l.ordering_key;
@@ -49,7 +49,7 @@ begin
       update pgqueue.jobs_live w
          set status = case when w.scheduled_at > pgqueue.clock() then 'submitted' else 'pending' end,
              due_at = case when w.scheduled_at > pgqueue.clock() then w.scheduled_at end,
-             seq = nextval('pgqueue.jobs_seq'), updated_at = pgqueue.clock(), ordering_key = w.ordering_key
+             seq = nextval('pgqueue.jobs_seq'), updated_at = pgqueue.clock()
        where w.ctid = any (tids)
       returning w.job_id, w.queue, w.job_type, w.status, w.attempts, w.seq)
     select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,

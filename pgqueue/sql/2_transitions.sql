@@ -112,6 +112,9 @@ begin
                then greatest(l.lease_expires_at, pgqueue.clock() - interval '1 second') else l.lease_expires_at end
        where l.job_id = now_is.job_id;
     end if;
+    if now_is.status = 'processing' and (was.status <> 'processing' or now_is.lease_expires_at < was.lease_expires_at) then
+      insert into pgqueue.claims (look_at, job_ids) values (pgqueue.clock() - interval '1 second', array[now_is.job_id]);
+    end if;
     if now_is.queue <> was.queue then
       perform pgqueue.note_queue(now_is.queue);
     end if;

@@ -41,13 +41,14 @@ comment on function pgqueue.shares(smallint[], int, bigint) is
 
 create function pgqueue.take_by_type(
   queue text, priority smallint, low_seq bigint, wanted int, job_types text[], shards smallint[],
-  out tids tid[], out top bigint, out parts int)
+  out tids tid[], out ids uuid[], out top bigint, out parts int)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
   as $$
 declare
   part tid[];
+  part_ids uuid[];
   present text[];
   firsts bigint[];
   counts int[] := array[wanted];
@@ -58,7 +59,7 @@ begin
   select array_agg(w.job_type), array_agg(w.first) into present, firsts from (
     select y.job_type, (
              select j.seq from pgqueue.jobs_live j
-              where j.status = 'pending' and j.queue = take_by_type.queue
+              where j.in_line and j.status = 'pending' and j.queue = take_by_type.queue
                 and (j.job_type, j.priority, j.seq) >= (y.job_type, take_by_type.priority, low_seq)
                 and (j.job_type, j.priority, j.seq) < (y.job_type, take_by_type.priority + 1, 0)
               order by j.job_type, j.priority, j.seq limit 1) as first
@@ -71,7 +72,7 @@ begin
         select h.job_type, h.seq from unnest(present, firsts) y(job_type, first)
          cross join lateral (
            select j.job_type, j.seq from pgqueue.jobs_live j
-            where j.status = 'pending' and j.queue = take_by_type.queue
+            where j.in_line and j.status = 'pending' and j.queue = take_by_type.queue
               and (j.job_type, j.priority, j.seq) >= (y.job_type, take_by_type.priority, y.first)
               and (j.job_type, j.priority, j.seq) < (y.job_type, take_by_type.priority + 1, 0)
               and (take_by_type.shards is null or j.shard = any (take_by_type.shards))
@@ -81,15 +82,16 @@ begin
        group by n.job_type) o;
   end if;
   for i in 1 .. coalesce(cardinality(present), 0) loop
-    select array_agg(s.ctid), greatest(top, max(s.seq)) into part, top from (
-      select j.ctid, j.seq from pgqueue.jobs_live j
-       where j.status = 'pending' and j.queue = take_by_type.queue
+    select array_agg(s.ctid), array_agg(s.job_id), greatest(top, max(s.seq)) into part, part_ids, top from (
+      select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
+       where j.in_line and j.status = 'pending' and j.queue = take_by_type.queue
          and (j.job_type, j.priority, j.seq) >= (present[i], take_by_type.priority, firsts[i])
          and (j.job_type, j.priority, j.seq) < (present[i], take_by_type.priority + 1, 0)
          and (take_by_type.shards is null or j.shard = any (take_by_type.shards))
          and (j.expires_at is null or j.expires_at > pgqueue.clock())
        order by j.job_type, j.priority, j.seq limit counts[i] for update skip locked) s;
     tids := tids || part;
+    ids := ids || part_ids;
     parts := parts + (part is not null)::int;
   end loop;
 end $$;
@@ -101,7 +103,7 @@ create function pgqueue.index_shards() returns boolean
   as $$
 begin
   if to_regclass('pgqueue.jobs_live_pending_shard') is null then
-    create index if not exists jobs_live_pending_shard on pgqueue.jobs_live (queue, shard, priority, seq) where status = 'pending';
+    create index if not exists jobs_live_pending_shard on pgqueue.jobs_live (queue, shard, priority, seq) where in_line;
   end if;
   return true;
 exception
@@ -112,7 +114,7 @@ comment on function pgqueue.index_shards() is
 
 create function pgqueue.take_by_shard(
   queue text, priority smallint, low_seq bigint, wanted int, shards smallint[], job_types text[],
-  out tids tid[], out top bigint, out parts int)
+  out tids tid[], out ids uuid[], out top bigint, out parts int)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -120,16 +122,17 @@ create function pgqueue.take_by_shard(
 declare
   t record;
   part tid[];
+  part_ids uuid[];
   high bigint;
 begin
   -- A short walk finds them where the shards are mixed; where others' lie ahead, the index of shards does.
   select max(w.seq) into high from (
     select j.seq from pgqueue.jobs_live j
-     where j.status = 'pending' and j.queue = take_by_shard.queue and j.priority = take_by_shard.priority and j.seq >= low_seq
+     where j.in_line and j.status = 'pending' and j.queue = take_by_shard.queue and j.priority = take_by_shard.priority and j.seq >= low_seq
      order by j.seq limit wanted * 4 + 100) w;
-  select array_agg(s.ctid), max(s.seq) into tids, top from (
-    select j.ctid, j.seq from pgqueue.jobs_live j
-     where j.status = 'pending' and j.queue = take_by_shard.queue and j.priority = take_by_shard.priority
+  select array_agg(s.ctid), array_agg(s.job_id), max(s.seq) into tids, ids, top from (
+    select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
+     where j.in_line and j.status = 'pending' and j.queue = take_by_shard.queue and j.priority = take_by_shard.priority
        and j.seq >= low_seq and j.seq <= high
        and j.shard = any (take_by_shard.shards)
        and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
@@ -145,7 +148,7 @@ begin
       select h.shard, h.seq from unnest(take_by_shard.shards) y(shard)
        cross join lateral (
          select j.shard, j.seq from pgqueue.jobs_live j
-          where j.status = 'pending' and j.queue = take_by_shard.queue
+          where j.in_line and j.status = 'pending' and j.queue = take_by_shard.queue
             and (j.shard, j.priority, j.seq) > (y.shard, take_by_shard.priority, high)
             and (j.shard, j.priority, j.seq) < (y.shard, take_by_shard.priority + 1, 0)
             and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
@@ -154,15 +157,16 @@ begin
        order by h.seq limit wanted) o
      group by o.shard
   loop
-    select array_agg(s.ctid), greatest(top, max(s.seq)) into part, top from (
-      select j.ctid, j.seq from pgqueue.jobs_live j
-       where j.status = 'pending' and j.queue = take_by_shard.queue
+    select array_agg(s.ctid), array_agg(s.job_id), greatest(top, max(s.seq)) into part, part_ids, top from (
+      select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
+       where j.in_line and j.status = 'pending' and j.queue = take_by_shard.queue
          and (j.shard, j.priority, j.seq) > (t.shard, take_by_shard.priority, high)
          and (j.shard, j.priority, j.seq) < (t.shard, take_by_shard.priority + 1, 0)
          and (take_by_shard.job_types is null or j.job_type = any (take_by_shard.job_types))
          and (j.expires_at is null or j.expires_at > pgqueue.clock())
        order by j.shard, j.priority, j.seq limit t.jobs for update skip locked) s;
     tids := tids || part;
+    ids := ids || part_ids;
     parts := parts + (part is not null)::int;
   end loop;
 end $$;
@@ -171,7 +175,7 @@ comment on function pgqueue.take_by_shard is
 
 create function pgqueue.take(
   queues text[], max_jobs int, job_types text[], priorities smallint[], shards smallint[],
-  out tids tid[], out visited text[], out leases interval[])
+  out tids tid[], out ids uuid[], out visited text[], out leases interval[])
   language plpgsql
   set enable_indexscan = on set enable_memoize = off
   as $$
@@ -256,7 +260,7 @@ begin
        cross join lateral (
          select array_agg(case when p = any (wanted_priorities) then (
                   select j.seq from pgqueue.jobs_live j
-                   where j.status = 'pending' and j.queue = k.queue and j.priority = p::smallint and j.seq >= coalesce(s.low_seq, 0)
+                   where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = p::smallint and j.seq >= coalesce(s.low_seq, 0)
                    order by j.seq limit 1) end) as firsts, bool_or(not s.job_types <@ take.job_types) as by_type
            from generate_series(0, 3) p
            left join lateral (
@@ -325,23 +329,23 @@ begin
       end loop;
 
       for taken in
-        select l.i, l.p, l.want, t.tids, t.top, 1 as parts from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.ids, t.top, 1 as parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral (
-           select array_agg(s.ctid) as tids, max(s.seq) as top from (
-             select j.ctid, j.seq from pgqueue.jobs_live j
-              where j.status = 'pending' and j.queue = visit[l.i] and j.priority = (l.p - 1)::smallint and j.seq >= firsts[l.i][l.p]
+           select array_agg(s.ctid) as tids, array_agg(s.job_id) as ids, max(s.seq) as top from (
+             select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
+              where j.in_line and j.status = 'pending' and j.queue = visit[l.i] and j.priority = (l.p - 1)::smallint and j.seq >= firsts[l.i][l.p]
                 and (wanted_types is null or j.job_type = any (wanted_types))
                 and (take.shards is null or j.shard = any (take.shards))
                 and (j.expires_at is null or j.expires_at > pgqueue.clock())
               order by j.seq limit l.want for update skip locked) s) t
          where kinds[l.i] = 0
         union all
-        select l.i, l.p, l.want, t.tids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.ids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral pgqueue.take_by_type(
            visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, wanted_types, take.shards) t
          where kinds[l.i] = 1
         union all
-        select l.i, l.p, l.want, t.tids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
+        select l.i, l.p, l.want, t.tids, t.ids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
          cross join lateral pgqueue.take_by_shard(
            visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, take.shards, wanted_types) t
          where kinds[l.i] = 2
@@ -349,6 +353,7 @@ begin
         got := coalesce(cardinality(taken.tids), 0);
         gave[taken.i] := gave[taken.i] + got;
         tids := tids || taken.tids;
+        ids := ids || taken.ids;
         parts := parts + case when got = 0 then 0 else taken.parts end;
         left_over := left_over - got;
         own[taken.i] := own[taken.i] - got;
@@ -369,7 +374,7 @@ begin
   end if;
 end $$;
 comment on function pgqueue.take is
-  'Locks what a claim is to take, in priority, seq order; answers the queues visited, and their leases. Runs under the settings of claim.';
+  'Locks what a claim is to take (`tids` in priority, seq order, `ids` in any); answers the queues visited, and their leases. Runs under the settings of claim.';
 
 create function pgqueue.claim(
   worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
@@ -393,17 +398,20 @@ begin
   if claim.lease <= interval '0' or claim.lease > interval '1 day' then
     raise exception 'lease must be positive and at most 1 day, but is %', claim.lease using errcode = 'PQ422', column = 'lease';
   end if;
-  select n.tids, n.visited, n.leases into t
+  select n.tids, n.ids, n.visited, n.leases into t
     from pgqueue.take(claim.queues, max_jobs, claim.job_types, claim.priorities, claim.shards) n;
   if t.tids is null then
     return;
   end if;
   lease_of_all := coalesce(claim.lease, case when cardinality(t.leases) = 1 then t.leases[1] end);
+  -- Before the sweep looks here most batches are over.
+  insert into pgqueue.claims (look_at, job_ids)
+    values (pgqueue.clock() + least(interval '1 second', lease_of_all, (select min(l) from unnest(t.leases) l)), t.ids);
   return query
     update pgqueue.jobs_live j
        set status = 'processing', attempts = j.attempts + 1, worker_id = claim.worker_id,
            lease_expires_at = pgqueue.clock() + coalesce(lease_of_all, t.leases[array_position(t.visited, j.queue)]),
-           started_at = pgqueue.clock(), updated_at = pgqueue.clock(), progress = null, ordering_key = j.ordering_key
+           started_at = pgqueue.clock(), updated_at = pgqueue.clock(), progress = null
       from unnest(t.tids) u(tid)
      where j.ctid = u.tid
     returning j.*;
@@ -411,8 +419,7 @@ begin
     perform pgqueue.publish(array_agg(pgqueue.event('job.started', j.job_id, j.queue, j.job_type, 'pending', 'processing', j.attempts)
                                       order by j.priority, j.seq))
        from pgqueue.jobs_live j
-      where j.status = 'processing' and j.worker_id = claim.worker_id and j.xmin = pg_current_xact_id()::xid
-        and j.lease_expires_at >= pgqueue.clock();
+      where j.job_id = any (t.ids);
   end if;
 end $$;
 comment on function pgqueue.claim is
@@ -423,11 +430,11 @@ create function pgqueue.job_types_waiting(queues text[]) returns text[]
   as $$
     -- A loose scan: one probe of the index per type, not one row per job.
     with recursive t as (
-      select q.queue, (select min(j.job_type) from pgqueue.jobs_live j where j.status = 'pending' and j.queue = q.queue) as job_type
+      select q.queue, (select min(j.job_type) from pgqueue.jobs_live j where j.in_line and j.status = 'pending' and j.queue = q.queue) as job_type
         from unnest(queues) q(queue)
       union all
       select t.queue, (select min(j.job_type) from pgqueue.jobs_live j
-                        where j.status = 'pending' and j.queue = t.queue and j.job_type > t.job_type)
+                        where j.in_line and j.status = 'pending' and j.queue = t.queue and j.job_type > t.job_type)
         from t where t.job_type is not null)
     select coalesce(array_agg(distinct t.job_type), '{}') from t where t.job_type is not null
   $$;

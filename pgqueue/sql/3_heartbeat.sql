@@ -17,7 +17,7 @@ begin
       select u.job_id, u.attempt from unnest(heartbeat.job_ids, heartbeat.attempts) u(job_id, attempt)),
     locked as (
       select j.ctid, j.job_id, j.attempts, j.queue, j.cancel_requested_at from pgqueue.jobs_live j
-       where j.job_id = any (heartbeat.job_ids) and j.worker_id = heartbeat.worker_id and (j.status = 'processing') is true
+       where j.job_id = any (heartbeat.job_ids) and j.worker_id = heartbeat.worker_id and j.status = 'processing'
        for update skip locked),
     renewed as (
       update pgqueue.jobs_live j
@@ -34,7 +34,7 @@ begin
              -- A row locked by somebody else is not lost yet: judge by what is committed.
              select from pgqueue.jobs_live j
               where j.job_id = h.job_id and j.worker_id = heartbeat.worker_id and j.attempts = h.attempt
-                and (j.status = 'processing') is true);
+                and j.status = 'processing');
 end $$;
 comment on function pgqueue.heartbeat is
   'Renews the leases of a worker''s attempts; answers those that were lost, and those whose cancel was requested.';

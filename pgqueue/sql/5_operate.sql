@@ -135,6 +135,7 @@ begin
   j.uncharged := greatest(j.attempts, j.uncharged);
   j.lost := 0;
   j.status := 'pending';
+  j.in_line := true;
   j.due_at := null;
   j.scheduled_at := null;
   j.expires_at := null;
@@ -167,7 +168,7 @@ declare
 begin
   update pgqueue.jobs_live l
      set status = 'pending', due_at = null, seq = nextval('pgqueue.jobs_seq'), expires_at = null, updated_at = pgqueue.clock()
-   where l.job_id = retry.job_id and (l.status = 'failed') is true
+   where l.job_id = retry.job_id and l.status = 'failed'
   returning l.* into j;
   if j.job_id is null then
     delete from pgqueue.jobs_dead_letter d
@@ -394,7 +395,7 @@ begin
     when 'submitted' then
       if j.due_at is null then
         if not exists (select from pgqueue.jobs_live h
-                        where h.queue = j.queue and h.ordering_key = j.ordering_key and (h.status <> 'submitted' or h.due_at is not null)) then
+                        where h.queue = j.queue and h.ordering_key = j.ordering_key and (h.in_line or h.due_at is not null)) then
           return format('It is the turn of ordering_key "%s", whose head has ended or was deleted: a sweep lets the next job go, within about ten minutes.', j.ordering_key);
         end if;
         return format('It waits for the job before it with ordering_key "%s".', j.ordering_key);
@@ -438,7 +439,7 @@ begin
   end if;
   select count(*) into n from (
     select from pgqueue.jobs_live l
-     where l.status = 'pending' and l.queue = j.queue and l.priority = j.priority and l.seq < j.seq limit 1001) c;
+     where l.in_line and l.status = 'pending' and l.queue = j.queue and l.priority = j.priority and l.seq < j.seq limit 1001) c;
   return format('It waits its turn: %s of its queue and priority %s first.',
     case when n > 1000 then 'more than 1000 jobs' when n = 1 then '1 job' else n || ' jobs' end, case when n = 1 then 'goes' else 'go' end);
 end $$;

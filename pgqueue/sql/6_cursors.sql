@@ -5,7 +5,7 @@
 -- an old seq leaves a row in lowered_cursors, which claims heed until a sweep that sees the job as well takes it away.
 -- A writer that stays open is left behind after five seconds, or it would stop the cursors, and with time the claims: as
 -- soon as it has ended, a sweep looks again from the first seq that it may have drawn.
--- The lease and due indexes have dead ends too: sweeps begin a minute before the moment of the last such candidate.
+-- The indexes of claims and of due jobs have dead ends too: sweeps begin a minute before the moment of the last such candidate.
 
 create function pgqueue.open_writers() returns text[]
   language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -78,13 +78,13 @@ begin
         from starts c
         cross join lateral (
           select (select j.seq from pgqueue.jobs_live j
-                   where j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq >= c.start
+                   where j.in_line and j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq >= c.start
                    order by j.seq limit 1) as lowest) n
         cross join lateral (
           -- The head of the line tells whether a claim that wants some types must go type by type.
           select array_agg(distinct h.job_type) as job_types from (
             select j.job_type from pgqueue.jobs_live j
-             where j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq >= n.lowest
+             where j.in_line and j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq >= n.lowest
              order by j.seq limit case when cursors <= 64 then 50 else 5 end) h) t
     loop
       if r.lowered then
@@ -128,7 +128,7 @@ begin
   end if;
 
   if ceiling is null then
-    update pgqueue.sweep_state set lease_swept_to = '-infinity', due_swept_to = '-infinity';
+    update pgqueue.sweep_state set claims_swept_to = '-infinity', due_swept_to = '-infinity';
   elsif next_seq <> st.candidate_seq or cardinality(now_open) > 0 or left_behind <> st.stragglers
      or st.candidate_at < pgqueue.clock() - interval '30 seconds'
   then
@@ -136,10 +136,9 @@ begin
     update pgqueue.sweep_state
        set candidate_seq = next_seq, candidate_at = pgqueue.clock(), candidate_before = st.candidate_seq,
            writers = array(select w from unnest(now_open) w where not left_behind ? w), stragglers = left_behind,
-           lease_swept_to = case when full_sweep or back_to is not null then '-infinity'
+           claims_swept_to = case when full_sweep or back_to is not null then '-infinity'
              else least(st.candidate_at - interval '1 minute', (
-               select l.lease_expires_at from pgqueue.jobs_live l
-                where l.status = 'processing' and l.lease_expires_at >= st.lease_swept_to order by l.lease_expires_at limit 1)) end,
+               select c.look_at from pgqueue.claims c where c.look_at >= st.claims_swept_to order by c.look_at limit 1)) end,
            due_swept_to = case when full_sweep or back_to is not null then '-infinity'
              else least(st.candidate_at - interval '1 minute', (
                select l.due_at from pgqueue.jobs_live l
@@ -148,6 +147,7 @@ begin
            full_sweep_at = case when full_sweep then pgqueue.clock() else st.full_sweep_at end;
     if full_sweep then
       perform pgqueue.note_headless_keys(5000);
+      perform pgqueue.note_strays(20000);
     end if;
   end if;
   return moved;

@@ -36,7 +36,7 @@ begin
         select u.tid, u.was, nextval('pgqueue.jobs_seq') as seq from unnest(tids, statuses) u(tid, was)),
       promoted as (
         update pgqueue.jobs_live l
-           set status = 'pending', seq = n.seq, due_at = null, updated_at = pgqueue.clock(), ordering_key = l.ordering_key
+           set status = 'pending', seq = n.seq, due_at = null, updated_at = pgqueue.clock()
           from numbered n where l.ctid = n.tid
         returning l.job_id, l.queue, l.job_type, l.attempts, l.seq, n.was)
       select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,
@@ -56,20 +56,82 @@ begin
   return moved;
 end $$;
 
+create function pgqueue.look_at_claims(max_jobs int, until timestamptz) returns uuid[]
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+  as $$
+declare
+  since constant timestamptz := (select s.claims_swept_to from pgqueue.sweep_state s);
+  looked int;
+  late_tids tid[];
+  late_ids uuid[];
+  seen tid[] := '{}';
+  lost uuid[] := '{}';
+begin
+  loop
+    with due as materialized (
+      select c.ctid as tid, c.job_ids from pgqueue.claims c
+       where c.look_at >= since and c.look_at < pgqueue.clock() and c.ctid <> all (seen)
+       order by c.look_at limit 20 for update skip locked),
+    held as materialized (
+      select d.tid, h.job_ids, h.lease_at, h.timeout_at from due d cross join lateral (
+        select array_agg(l.job_id) as job_ids, min(l.lease_expires_at) as lease_at,
+               min(l.started_at + (coalesce(l.timeout_ms, (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint)
+                   * interval '1 millisecond') as timeout_at
+          from pgqueue.jobs_live l where l.job_id = any (d.job_ids) and l.status = 'processing') h),
+    over as (
+      delete from pgqueue.claims c using held h where c.ctid = h.tid and h.job_ids is null),
+    kept as (
+      update pgqueue.claims c set job_ids = h.job_ids, timeout_at = h.timeout_at, look_at = h.lease_at
+        from held h where c.ctid = h.tid and h.lease_at >= pgqueue.clock())
+    select count(*), array_agg(h.tid) filter (where h.late), array(select unnest(o.job_ids) from held o where o.lease_at < pgqueue.clock())
+      into looked, late_tids, late_ids
+      from (select a.tid, a.lease_at < pgqueue.clock() as late from held a) h;
+    -- These stay as they are until they have been given back, or their holders are done.
+    seen := seen || late_tids;
+    lost := lost || late_ids;
+    exit when looked = 0 or cardinality(lost) >= max_jobs or clock_timestamp() > until;
+  end loop;
+  return lost;
+end $$;
+comment on function pgqueue.look_at_claims(int, timestamptz) is
+  'Forgets claims of which nothing runs any more, and answers the jobs of those of which a lease ran out. Says when the others are to be looked at.';
+
+create function pgqueue.note_strays(pages bigint) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  start constant bigint := (select s.stray_page from pgqueue.sweep_state s);
+begin
+  -- Somebody may have edited jobs_live itself, or claims. Part of the table each time, from where the last call ended.
+  insert into pgqueue.claims (look_at, job_ids)
+    select pgqueue.clock() - interval '1 second', array_agg(l.job_id) from pgqueue.jobs_live l
+     where l.ctid >= format('(%s,0)', start)::tid and l.ctid < format('(%s,0)', start + pages)::tid
+       and l.status = 'processing' and l.lease_expires_at < pgqueue.clock() - interval '1 minute'
+    having count(*) > 0;
+  update pgqueue.sweep_state set stray_page = case
+    when (start + pages) * current_setting('block_size')::bigint < pg_relation_size('pgqueue.jobs_live') then start + pages else 0 end;
+end $$;
+comment on function pgqueue.note_strays(bigint) is
+  'Has the next sweep look at processing jobs whose lease ran out long ago and that no claim seems to name.';
+
 create function pgqueue.sweep_leases(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
-  since constant timestamptz := (select s.lease_swept_to from pgqueue.sweep_state s);
+  ids constant uuid[] := pgqueue.look_at_claims(max_jobs, until);
   r record;
   j pgqueue.jobs;
   moved bigint := 0;
 begin
+  if ids = '{}' then
+    return 0;
+  end if;
   for r in
     with lost as materialized (
       select l.* from pgqueue.jobs_live l
-       where l.status = 'processing' and l.lease_expires_at >= since and l.lease_expires_at < pgqueue.clock()
+       where l.job_id = any (ids) and l.status = 'processing' and l.lease_expires_at < pgqueue.clock()
        order by l.lease_expires_at limit max_jobs for update skip locked)
     select l as job, coalesce(w.name || ' (' || w.hostname || ', pid ' || w.pid || ')', l.worker_id::text) as worker,
            row_number() over (partition by l.worker_id order by l.started_at, l.priority, l.seq)
@@ -115,14 +177,24 @@ create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns 
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
+  tids tid[];
+  ids uuid[];
   j record;
   moved bigint := 0;
 begin
   -- Workers end attempts at their timeout; this is for those that do not, though they renew their leases.
+  perform pgqueue.look_at_claims(max_jobs, until);
+  select array_agg(distinct d.tid), array_agg(u.job_id) into tids, ids
+    from (select c.ctid as tid, c.job_ids from pgqueue.claims c where c.timeout_at <= pgqueue.clock()
+           order by c.timeout_at limit 100 for update skip locked) d
+   cross join unnest(d.job_ids) u(job_id);
+  if tids is null then
+    return 0;
+  end if;
   for j in
     select l.worker_id, l.job_id, l.attempts, coalesce(l.timeout_ms, q.timeout_ms, 900000) as timeout_ms
       from pgqueue.jobs_live l left join pgqueue.queues q on q.name = l.queue
-     where l.status = 'processing' and l.lease_expires_at >= pgqueue.clock()
+     where l.job_id = any (ids) and l.status = 'processing' and l.lease_expires_at >= pgqueue.clock()
        and l.started_at < pgqueue.clock() - (coalesce(l.timeout_ms, q.timeout_ms, 900000) + 10000::bigint) * interval '1 millisecond'
      order by l.lease_expires_at limit max_jobs for update of l skip locked
   loop
@@ -131,6 +203,10 @@ begin
     moved := moved + 1;
     exit when clock_timestamp() > until;
   end loop;
+  if moved < max_jobs and clock_timestamp() <= until then
+    -- The next look at these claims says when it is to come here again.
+    update pgqueue.claims c set timeout_at = null, look_at = least(c.look_at, pgqueue.clock()) where c.ctid = any (tids);
+  end if;
   return moved;
 end $$;
 
@@ -178,7 +254,7 @@ declare
 begin
   for j in
     select l.* from pgqueue.jobs_live l
-     where l.status = 'pending' and l.expires_at is not null and l.expires_at <= pgqueue.clock()
+     where l.in_line and l.status = 'pending' and l.expires_at is not null and l.expires_at <= pgqueue.clock()
      order by l.expires_at limit max_jobs for update skip locked
   loop
     perform pgqueue.settle(j, 'dead_letter', format('expired: it was to start before %s', j.expires_at));
@@ -202,7 +278,7 @@ begin
                array_agg(w.job_id order by w.seq) filter (where w.expires_at is null and w.updated_at < pgqueue.clock() - c.ttl)
           into looked_at, top, in_order, ids from (
           select e.job_id, e.seq, e.updated_at, e.expires_at, e.worker_id from pgqueue.jobs_live e
-           where e.status = 'pending' and e.queue = c.queue and e.priority = c.priority and e.seq >= start
+           where e.in_line and e.status = 'pending' and e.queue = c.queue and e.priority = c.priority and e.seq >= start
            order by e.seq limit case part when 1 then 100 else 1000 end) w;
         exit when ids is null;
         before := coalesce(before, pgqueue.waiting_since(c.queue, c.ttl));
@@ -211,7 +287,7 @@ begin
           select l.* from pgqueue.jobs_live l
            where l.job_id = any (array(
              select o.job_id from pgqueue.jobs_live o
-              where o.job_id = any (ids) and (o.status = 'pending') is true and o.updated_at < before order by o.seq limit 100))
+              where o.job_id = any (ids) and o.status = 'pending' and o.updated_at < before order by o.seq limit 100))
            order by l.job_id for update skip locked
         loop
           continue when j.status <> 'pending' or j.expires_at is not null or j.updated_at >= before;
@@ -253,11 +329,11 @@ declare
 begin
   for q in select s.name, s.soft_limit from pgqueue.queues s where s.shed_low order by s.name loop
     select count(*) into depth from (
-      select from pgqueue.jobs_live l where l.status = 'pending' and l.queue = q.name limit q.soft_limit::bigint + max_jobs) c;
+      select from pgqueue.jobs_live l where l.in_line and l.status = 'pending' and l.queue = q.name limit q.soft_limit::bigint + max_jobs) c;
     continue when depth <= q.soft_limit;
     for j in
       select l.* from pgqueue.jobs_live l
-       where l.status = 'pending' and l.queue = q.name and l.priority = 3
+       where l.in_line and l.status = 'pending' and l.queue = q.name and l.priority = 3
        order by l.seq desc limit least(depth - q.soft_limit, max_jobs - moved) for update skip locked
     loop
       perform pgqueue.settle(j, 'dead_letter', format('shed: more than %s jobs were pending, and this one has low priority', q.soft_limit));
@@ -281,11 +357,11 @@ begin
   select s.key_queue, s.key_name into q, k from pgqueue.sweep_state s;
   for i in 1 .. max_keys loop
     select w.queue, w.ordering_key into q, k from pgqueue.jobs_live w
-     where w.ordering_key is not null and w.status = 'submitted' and w.due_at is null and (w.queue, w.ordering_key) > (q, k)
+     where w.ordering_key is not null and not w.in_line and w.due_at is null and (w.queue, w.ordering_key) > (q, k)
      order by w.queue, w.ordering_key limit 1;
     exit when not found;
     if not exists (select from pgqueue.jobs_live h
-                    where h.queue = q and h.ordering_key = k and (h.status <> 'submitted' or h.due_at is not null)) then
+                    where h.queue = q and h.ordering_key = k and (h.in_line or h.due_at is not null)) then
       insert into pgqueue.sweep_notes (queue, ordering_key) values (q, k);
       noted := noted + 1;
     end if;
@@ -312,11 +388,11 @@ begin
     select distinct queue, ordering_key from noted order by queue, ordering_key
   loop
     select l.job_id into head from pgqueue.jobs_live l
-     where l.queue = n.queue and l.ordering_key = n.ordering_key and (l.status <> 'submitted' or l.due_at is not null);
+     where l.queue = n.queue and l.ordering_key = n.ordering_key and (l.in_line or l.due_at is not null);
     if not found and pgqueue.lock_key(n.queue, n.ordering_key) then
       -- Again, since the snapshot must be younger than the lock.
       select l.job_id into head from pgqueue.jobs_live l
-       where l.queue = n.queue and l.ordering_key = n.ordering_key and (l.status <> 'submitted' or l.due_at is not null);
+       where l.queue = n.queue and l.ordering_key = n.ordering_key and (l.in_line or l.due_at is not null);
       if not found then
         perform pgqueue.promote_keys(array[n.queue::text], array[n.ordering_key::text]);
         moved := moved + 1;

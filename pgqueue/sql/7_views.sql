@@ -23,11 +23,17 @@ create view pgqueue.dead_letters as
     from pgqueue.jobs_dead_letter j;
 comment on view pgqueue.dead_letters is 'Jobs that need a human: pgqueue.retry or pgqueue.discard them.';
 
+create view pgqueue.jobs_processing as
+  select j.* from pgqueue.jobs_live j
+   where j.status = 'processing' and j.job_id in (select unnest(c.job_ids) from pgqueue.claims c);
+comment on view pgqueue.jobs_processing is 'Jobs that workers hold, found without a look at those that wait.';
+
 create view pgqueue.stuck_jobs as
-  select j.job_id, j.queue, j.job_type, j.status, j.attempts, j.worker_id, j.lease_expires_at, j.due_at, j.updated_at,
-         case when j.status = 'processing' then 'its lease ran out and no sweep has come by'
-              else 'it is due and no sweep has come by' end as problem
-    from pgqueue.jobs_live j
-   where j.status = 'processing' and j.lease_expires_at < pgqueue.clock() - interval '10 seconds'
-      or j.status in ('submitted', 'failed') and j.due_at < pgqueue.clock() - interval '10 seconds';
+  select j.job_id, j.queue, j.job_type, j.status, j.attempts, j.worker_id, j.lease_expires_at, j.due_at, j.updated_at, s.problem
+    from (select p.job_id, 'its lease ran out and no sweep has come by' as problem
+            from pgqueue.jobs_processing p where p.lease_expires_at < pgqueue.clock() - interval '10 seconds'
+          union all
+          select d.job_id, 'it is due and no sweep has come by'
+            from pgqueue.jobs_live d where d.status in ('submitted', 'failed') and d.due_at is not null and d.due_at < pgqueue.clock() - interval '10 seconds') s
+    join pgqueue.jobs_live j on j.job_id = s.job_id;
 comment on view pgqueue.stuck_jobs is 'Jobs that a sweep should have moved on.';

@@ -245,7 +245,7 @@ begin
     update pgqueue.measures set audited_at = now_is, below_cursor = array(
       select distinct c.queue from pgqueue.claim_starts c
        where exists (select from pgqueue.jobs_live j
-                      where j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq < c.low_seq));
+                      where j.in_line and j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq < c.low_seq));
   end if;
   update pgqueue.measures set sampled_at = now_is;
   return case when more then 50000 else 0 end;
@@ -352,14 +352,15 @@ begin
   select s.* into st from pgqueue.sweep_state s;
   select jsonb_object_agg(o.key, o.jobs) into others from (
     select l.status || ' ' || l.priority || ' ' || l.queue as key, count(*) as jobs from (
-      (select j.status, j.priority, j.queue from pgqueue.jobs_live j
-        where j.status = 'processing' and j.lease_expires_at >= st.lease_swept_to limit 50001)
+      (select j.status, j.priority, j.queue
+         from (select distinct u.job_id from pgqueue.claims c cross join unnest(c.job_ids) u(job_id) where c.look_at >= st.claims_swept_to) n
+        cross join lateral (select l.* from pgqueue.jobs_live l where l.job_id = n.job_id and l.status = 'processing' limit 1) j limit 50001)
       union all
       (select j.status, j.priority, j.queue from pgqueue.jobs_live j
         where j.status in ('submitted', 'failed') and j.due_at is not null and j.due_at >= st.due_swept_to limit 50001)
       union all
       (select j.status, j.priority, j.queue from pgqueue.jobs_live j
-        where j.ordering_key is not null and j.status = 'submitted' and j.due_at is null limit 50001)) l
+        where j.ordering_key is not null and not j.in_line and j.due_at is null limit 50001)) l
      group by l.status, l.priority, l.queue) o;
   for k in
     select n.queue, p.priority, coalesce(c.low_seq, 0) as low_seq
@@ -375,13 +376,13 @@ begin
     pending := 0;
     oldest_pending_seconds := null;
     select j.updated_at into became from pgqueue.jobs_live j
-     where j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
+     where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
      order by j.seq limit 1;
     if found then
       oldest_pending_seconds := greatest(extract(epoch from pgqueue.clock() - became), 0);
       select count(*) into pending from (
         select from pgqueue.jobs_live j
-         where j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
+         where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
          limit greatest(left_over, 1)) c;
       left_over := left_over - pending;
     end if;

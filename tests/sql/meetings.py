@@ -115,7 +115,7 @@ def _processing(session: Session, job: uuid.UUID) -> None:
 
 def _lapsed(session: Session, job: uuid.UUID) -> None:
     _claimed(session)
-    session.execute("update pgqueue.jobs_live set lease_expires_at = now() - interval '1 s' where job_id = %s", [job])
+    session.execute("update pgqueue.jobs set lease_expires_at = now() - interval '1 s' where job_id = %s", [job])
 
 
 def _cancelling(session: Session, job: uuid.UUID) -> None:
@@ -209,10 +209,11 @@ def drain(session: Session) -> list[str]:
     """Runs everything that is left, as time would; the statuses of jobs that never end."""
     for _ in range(6):
         session.execute(
-            """update pgqueue.jobs_live set due_at = case when status in ('submitted', 'failed') then now() end,
+            """update pgqueue.jobs set due_at = case when status in ('submitted', 'failed') then now() end,
                       lease_expires_at = case when status = 'processing' then now() - interval '1 s' end,
                       expires_at = null
-                where due_at is not null or lease_expires_at is not null or expires_at is not null"""
+                where finished_at is null
+                  and (due_at is not null or lease_expires_at is not null or expires_at is not null)"""
         )
         session.execute("select pgqueue.sweep()")
         session.execute(

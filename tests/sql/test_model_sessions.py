@@ -382,9 +382,9 @@ class Sessions(RuleBasedStateMachine):
         q = self.looker
         for _ in range(40):
             q.session.execute(
-                "update pgqueue.jobs_live set due_at = case when status in ('submitted', 'failed') then now() end,"
+                "update pgqueue.jobs set due_at = case when status in ('submitted', 'failed') then now() end,"
                 " lease_expires_at = case when status = 'processing' then now() - interval '1 s' end"
-                " where due_at is not null or lease_expires_at is not null"
+                " where finished_at is null and (due_at is not null or lease_expires_at is not null)"
             )
             for step in ("cursors", "due", "leases", "expired", "keys"):
                 q.call("sweep", step)

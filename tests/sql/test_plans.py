@@ -227,9 +227,9 @@ CASES: dict[str, tuple[Case, int, set[str]]] = {
     "enqueue": (lambda q: ("select * from pgqueue.enqueue('t', idempotency_key => 'k')", None), 2, KEY),
     "enqueue for later": (lambda q: ("select * from pgqueue.enqueue('t', delay => '1 h')", None), 2, KEY),
     "enqueue of an old id": (of_an_old_id("select * from pgqueue.enqueue('t', job_id => %(job)s)"), 2, KEY),
-    "sweep of cursors": (sweep("cursors"), 1500, PENDING | {"jobs_live_lease", "jobs_live_due"}),
+    "sweep of cursors": (sweep("cursors"), 1500, PENDING | {"jobs_live_due"}),
     "sweep of nothing due": (sweep("due"), 0, {"jobs_live_due"} | KEY),
-    "sweep of no lost lease": (sweep("leases"), 0, {"jobs_live_lease"}),
+    "sweep of no lost lease": (sweep("leases"), 12, KEY),
     "sweep of nothing expired": (sweep("expired"), 1000, PENDING | {"jobs_live_expires"} | KEY),
     "sweep of keys": (sweep("keys"), 0, HEADS),
 }

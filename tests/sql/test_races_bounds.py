@@ -31,7 +31,7 @@ def moving(q: Verbs) -> Verbs:
     q.freeze()
     pass_time(q)
     assert 60 <= swept_to(q, "due") < 240
-    assert 60 <= swept_to(q, "lease") < 240
+    assert 60 <= swept_to(q, "claims") < 240
     return q
 
 
