@@ -171,9 +171,10 @@ create table pgqueue.jobs (
   idempotency_key pgqueue.idempotency_key,
   producer_id pgqueue.producer_id,
   ordering_key pgqueue.ordering_key,
-  -- Every statement that writes a job reads this expression anew, so it is a short one.
+  -- Every statement that writes a job reads these expressions anew, so they are short ones.
   shard smallint not null generated always as (coalesce(hashtext(ordering_key), get_byte(uuid_send(job_id), 15)) & 63) stored,
-  in_line boolean not null generated always as (status in ('pending', 'processing')) stored,
+  -- Pending or processing.
+  in_line boolean not null generated always as (starts_with(status, 'p')) stored,
   worker_id uuid,
   lease_expires_at timestamptz,
   cancel_requested_at timestamptz,

@@ -75,7 +75,7 @@ begin
        order by c.look_at limit 20 for update skip locked),
     held as materialized (
       select d.tid, h.job_ids, h.lease_at, h.timeout_at from due d cross join lateral (
-        select array_agg(l.job_id) as job_ids, min(l.lease_expires_at) as lease_at,
+        select array_agg(l.job_id) as job_ids, coalesce(min(l.lease_expires_at), 'infinity') as lease_at,
                min(l.started_at + (coalesce(l.timeout_ms, (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint)
                    * interval '1 millisecond') as timeout_at
           from pgqueue.jobs_live l where l.job_id = any (d.job_ids) and l.status = 'processing') h),
@@ -83,7 +83,7 @@ begin
       delete from pgqueue.claims c using held h where c.ctid = h.tid and h.job_ids is null),
     kept as (
       update pgqueue.claims c set job_ids = h.job_ids, timeout_at = h.timeout_at, look_at = h.lease_at
-        from held h where c.ctid = h.tid and h.lease_at >= pgqueue.clock())
+        from held h where c.ctid = h.tid and h.job_ids is not null and h.lease_at >= pgqueue.clock())
     select count(*), array_agg(h.tid) filter (where h.late), array(select unnest(o.job_ids) from held o where o.lease_at < pgqueue.clock())
       into looked, late_tids, late_ids
       from (select a.tid, a.lease_at < pgqueue.clock() as late from held a) h;

@@ -103,6 +103,17 @@ def a_loss_and_failures(hand: Hand) -> None:
     hand.work()
 
 
+def a_worker_that_dies(hand: Hand) -> None:
+    """With one of the two jobs that it had claimed at once done."""
+    hand.enqueue()
+    hand.enqueue()
+    done, _ = hand.claim(2)
+    hand.start(done)
+    hand.finish(done)
+    hand.lose_leases()
+    hand.work()
+
+
 def a_cancel_of_what_runs(hand: Hand) -> None:
     hand.enqueue()
     job = hand.take()
@@ -189,6 +200,14 @@ BUGS = [
         Change("sweep_leases", [
             ("l.lease_expires_at < pgqueue.clock()", "l.lease_expires_at < pgqueue.clock() + interval '1 hour'"),
         ]),
+        Change("look_at_claims", [
+            ("c.look_at < pgqueue.clock()", "true"), ("o.lease_at < pgqueue.clock()", "true"),
+            ("a.lease_at < pgqueue.clock()", "true"),
+        ]),
+    ),
+    bug(
+        "a claim is not written down", "stuck", a_worker_that_dies,
+        Change("claim", [("t.ids);\n  return query", "'{}');\n  return query")]),
     ),
     bug(
         "a lost lease is not counted", "charged", a_loss_and_failures,
@@ -200,7 +219,7 @@ BUGS = [
             ("errors = j.errors\n   where l.job_id = j.job_id;",
              f"errors = j.errors\n   where l.job_id = j.job_id; {PROMOTE}"),
         ]),
-        Change("promote_keys", [("(l.status <> 'submitted' or l.due_at is not null)", "false")]),
+        Change("promote_keys", [("(l.in_line or l.due_at is not null)", "false")]),
         statements=("drop index pgqueue.jobs_live_key_head",),
     ),
     bug(

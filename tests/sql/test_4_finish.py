@@ -26,8 +26,8 @@ def test_a_completed_job_keeps_everything_and_its_result(q: Verbs) -> None:
     assert q.complete([job], [{"answer": 42}]) == {job.job_id}
     stored = q.job(job.job_id)
     assert stored == job._replace(
-        status="completed", in_line=False, lease_expires_at=None, finished_at=now, updated_at=now, result={"answer": 42},
-        progress={"percent": 50},
+        status="completed", in_line=False, lease_expires_at=None, finished_at=now, updated_at=now,
+        result={"answer": 42}, progress={"percent": 50},
     )  # fmt: skip
 
 

@@ -53,8 +53,8 @@ def test_a_job_that_does_not_run_is_cancelled_at_once(q: Verbs, status: str) -> 
     assert q.cancel(job.job_id) == "cancelled"
     stored = q.job(job.job_id)
     assert stored == job._replace(
-        status="cancelled", in_line=False, error="cancelled on request", cancel_requested_at=now, updated_at=now, finished_at=now,
-        due_at=None,
+        status="cancelled", in_line=False, error="cancelled on request", cancel_requested_at=now, updated_at=now,
+        finished_at=now, due_at=None,
     )  # fmt: skip
     q.advance(days=1)
     q.sweep()

@@ -135,7 +135,7 @@ def test_ordered_jobs(horizon: str, q: Verbs) -> None:
             blocks.count("complete", q.complete, taken)
         q.advance(seconds=1)
         blocks.count("sweep", q.sweep)
-    blocks.hold(insert=1.6, claim=1.8, complete=1.3, sweep=2)
+    blocks.hold(insert=1.6, claim=1.8, complete=1.5, sweep=2)
 
 
 @pytest.mark.timeout(900)

@@ -1,0 +1,114 @@
+"""The ledger of claims: every processing job is named there, for as long as it runs, and no index is written for it."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.conftest import Connect
+from tests.sql.verbs import OTHER, WORKER, Verbs
+
+UPDATES = """select pg_stat_get_xact_tuples_updated(c.oid) as updated, pg_stat_get_xact_tuples_hot_updated(c.oid) as hot
+               from pg_class c where c.oid = 'pgqueue.jobs_live'::regclass"""
+
+
+def named(q: Verbs) -> list[Any]:
+    return [row.id for row in q.rows("select unnest(job_ids) as id from pgqueue.claims order by id")]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_claim_a_heartbeat_and_progress_write_no_entry_in_an_index(
+    q: Verbs, connect: Connect, key: str | None
+) -> None:
+    q.session.execute(
+        "insert into pgqueue.jobs (job_type, payload, ordering_key)"
+        " select 't', jsonb_build_object('n', i), %s || i from generate_series(1, 200) i",
+        [key],
+    )
+    worker = Verbs(connect(autocommit=False))
+    jobs = worker.claim(200)
+    claimed = worker.one(UPDATES)
+    assert (len(jobs), claimed) == (200, (200, 200))
+    worker.session.commit()
+    before = worker.one(UPDATES)
+    assert worker.heartbeat(jobs, lease=timedelta(minutes=1)) == {}
+    assert worker.set_progress(jobs[0], 50)
+    beaten = worker.one(UPDATES)
+    # Room is what the claim left behind, which is not enough for every row of a full page at once.
+    assert beaten.updated - before.updated == 201
+    assert beaten.hot - before.hot >= 150
+    worker.session.rollback()
+
+
+def test_what_runs_is_named_until_it_ends(q: Verbs) -> None:
+    q.freeze()
+    q.fill(5)
+    jobs = q.claim(5, lease=timedelta(minutes=1))
+    assert named(q) == sorted(job.job_id for job in jobs)
+    q.complete(jobs[:2])
+    q.advance(seconds=2)
+    q.sweep("leases")
+    assert named(q) == sorted(job.job_id for job in jobs[2:])
+    q.complete(jobs[2:4])
+    q.release(jobs[4:])
+    q.advance(minutes=2)
+    assert q.sweep("leases") == {"leases": 0}
+    assert named(q) == []
+
+
+def test_a_job_that_is_claimed_again_is_looked_at_for_its_new_lease(q: Verbs) -> None:
+    q.freeze()
+    job = q.start()
+    q.release([job])
+    q.advance(seconds=0.5)
+    (again,) = q.claim(1, OTHER, lease=timedelta(minutes=10))
+    for seconds in (1, 1, 30, 500):
+        q.advance(seconds=seconds)
+        assert q.sweep("leases") == {"leases": 0}
+        assert job.job_id in named(q)
+    q.advance(seconds=100)
+    assert q.sweep("leases") == {"leases": 1}
+    assert (q.job(again.job_id).status, q.job(again.job_id).lost) == ("pending", 1)
+
+
+def test_leases_that_nobody_looks_at_are_found_in_the_end(q: Verbs) -> None:
+    """Somebody edited jobs_live itself, past the trigger that says so, or took away a claim."""
+    q.freeze()
+    q.fill(2)
+    held, stray = q.claim(2, lease=timedelta(hours=20))
+    q.session.execute("delete from pgqueue.claims")
+    q.sweep()
+    q.session.execute(
+        "update pgqueue.jobs_live set lease_expires_at = pgqueue.clock() - interval '5 minutes' where job_id = %s",
+        [stray.job_id],
+    )
+    for _ in range(3):
+        q.advance(minutes=11)
+        q.insert(queue="elsewhere")
+        q.sweep()
+    assert (q.job(held.job_id).status, q.job(stray.job_id).status) == ("processing", "pending")
+
+
+def test_a_part_of_the_table_at_a_time_is_looked_through_for_strays(q: Verbs) -> None:
+    q.fill(500)
+    jobs = q.claim(500)
+    q.session.execute("delete from pgqueue.claims")
+    q.session.execute("update pgqueue.jobs_live set lease_expires_at = pgqueue.clock() - interval '1 hour'")
+    pages = q.value("select pg_relation_size('pgqueue.jobs_live') / current_setting('block_size')::int")
+    assert pages > 6
+    for _ in range((pages + 1) // 2):
+        q.session.execute("select pgqueue.note_strays(2)")
+    assert set(named(q)) == {job.job_id for job in jobs}
+    assert q.value("select stray_page from pgqueue.sweep_state") == 0
+
+
+def test_many_lost_claims_are_given_back_at_once(q: Verbs) -> None:
+    """A worker of single claims dies: which of its jobs had begun is judged by all of them."""
+    q.freeze()
+    q.session.execute("select pgqueue.worker_started(%s, 'w-1', 'host', 42, null, null, null, null, 4, '1')", [WORKER])
+    q.fill(60)
+    for _ in range(60):
+        q.claim(1)
+    q.advance(minutes=1)
+    assert q.sweep("leases") == {"leases": 60}
+    assert q.value("select count(*) from pgqueue.jobs_live where lost = 1") == 4
