@@ -70,9 +70,11 @@ FLEET: Final = Call(
     """select l.pending, l.workers, l.slots, l.running, l.utilization, l.processing_seconds, l.soft_limit,
               (select json_object_agg(w.name, json_build_array(
                         w.status not in ('stopped', 'draining')
-                          and w.last_heartbeat > pgqueue.clock() - interval '1 minute',
-                        (select count(*) from pgqueue.jobs_processing j where j.worker_id = w.worker_id)))
-                 from pgqueue.workers w where w.name = any (%(names)s::text[]))
+                          and w.last_heartbeat > pgqueue.clock() - interval '1 minute', coalesce(p.jobs, 0)))
+                 from pgqueue.workers w
+                 left join (select j.worker_id, count(*) as jobs from pgqueue.jobs_processing j group by j.worker_id) p
+                   on p.worker_id = w.worker_id
+                where w.name = any (%(names)s::text[]))
          from pgqueue.worker_load(%(queues)s::text[]) l""",
     lambda rows: (WorkerLoad(*rows[0][:-1]), cast(dict[str, tuple[bool, int]], rows[0][-1] or {})),
 )

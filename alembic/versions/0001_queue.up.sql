@@ -21,8 +21,8 @@ set local search_path = '';
 --   * (worker_id, attempts) is the fence: whoever finishes an attempt must name both.
 --   * Claims start at claim_starts.low_seq, so that dead index entries which an old snapshot keeps are not walked.
 --     Whoever makes a row pending below that point says so with lower_cursor(); everybody else draws a new seq.
---   * An UPDATE of many live jobs sets ordering_key to itself: where no column is named of which shard is made, PostgreSQL
---     16 to 18 reads the expression of shard anew for every row, which costs as much as a claim.
+--   * An UPDATE of many live jobs that leaves their status sets ordering_key to itself: where no column is named of which
+--     shard or in_line is made, PostgreSQL 16 to 18 reads these expressions anew for every row.
 --   * A claim, a heartbeat and progress change no column that an index of jobs_live names, in its columns or its condition
 --     (nor does a new index): so they write no entry in any (HOT), and half of each page is left free for them.
 --   * What producers and claimers read on every call (queues, queue_depths, claim_cursors, waiting, watchers) gains a
@@ -1732,6 +1732,8 @@ create trigger jobs_unknown_refused before insert on pgqueue.jobs_unknown
 --   * where the last sweep saw job types that this worker lacks, it goes type by type over jobs_live_pending_type;
 --   * where workers divide the shards, it goes shard by shard over jobs_live_pending_shard as soon as others' lie ahead;
 --   * of an ordering key only the head is pending; paused queues and types are left out before anything is read.
+-- What it passes over are the jobs that run, between where it begins and the first that waits: few, as a sweep moves that
+-- place up, but where jobs of other types or shards hold it back, all of its own that run.
 -- The plans are pinned: generic, and by index, since statistics of a queue table are always of another moment.
 
 create function pgqueue.shares(weights smallint[], wanted int, tick bigint) returns int[]
@@ -1911,7 +1913,10 @@ declare
   tick constant bigint := nextval('pgqueue.claim_tick');
   wanted_types text[] := take.job_types;
   wanted_priorities constant smallint[] := coalesce(take.priorities, '{0,1,2,3}');
-  by_shard constant boolean := take.shards is not null and to_regclass('pgqueue.jobs_live_pending_shard') is not null;
+  -- An index that was made while claims went on is not for transactions that may still see what was before.
+  by_shard constant boolean := take.shards is not null and exists (
+    select from pg_index i where i.indexrelid = to_regclass('pgqueue.jobs_live_pending_shard')
+       and (not i.indcheckxmin or age(i.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid)));
   -- A queue's turn comes round, so a claim need not take from a thousand of them, nor from many for a few jobs. Those that
   -- give nothing, since their jobs are of other types or others hold them, do not count; looks for the others widen.
   visits_left int := 16;
@@ -2103,6 +2108,16 @@ end $$;
 comment on function pgqueue.take is
   'Locks what a claim is to take (`tids` in priority, seq order, `ids` in any); answers the queues visited, and their leases. Runs under the settings of claim.';
 
+create function pgqueue.say_started(job_ids uuid[]) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on
+  as $$
+begin
+  perform pgqueue.publish(array_agg(pgqueue.event('job.started', j.job_id, j.queue, j.job_type, 'pending', 'processing', j.attempts)
+                                    order by j.priority, j.seq))
+     from pgqueue.jobs_live j where j.job_id = any (say_started.job_ids);
+end $$;
+
 create function pgqueue.claim(
   worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
   priorities smallint[] default null, shards smallint[] default null)
@@ -2143,10 +2158,7 @@ begin
      where j.ctid = u.tid
     returning j.*;
   if exists (select from pgqueue.watchers) and pgqueue.watched() then
-    perform pgqueue.publish(array_agg(pgqueue.event('job.started', j.job_id, j.queue, j.job_type, 'pending', 'processing', j.attempts)
-                                      order by j.priority, j.seq))
-       from pgqueue.jobs_live j
-      where j.job_id = any (t.ids);
+    perform pgqueue.say_started(t.ids);
   end if;
 end $$;
 comment on function pgqueue.claim is
@@ -2449,7 +2461,8 @@ begin
   end loop;
 end $$;
 comment on function pgqueue.complete_and_claim is
-  'Completes, and claims in the same transaction: a worker takes the jobs whose ordering keys it set free without waking another.';
+  'Completes, and claims in the same transaction: a worker takes the jobs whose ordering keys it set free without waking another.
+What was accepted stands in the first row.';
 
 create function pgqueue.held(worker_id uuid, job_id uuid, attempt int) returns pgqueue.jobs
   language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -3213,7 +3226,7 @@ begin
   if ceiling is null then
     update pgqueue.sweep_state set claims_swept_to = '-infinity', due_swept_to = '-infinity';
   elsif next_seq <> st.candidate_seq or cardinality(now_open) > 0 or left_behind <> st.stragglers
-     or st.candidate_at < pgqueue.clock() - interval '30 seconds'
+     or st.candidate_at not between pgqueue.clock() - interval '30 seconds' and pgqueue.clock()
   then
     full_sweep := st.full_sweep_at not between pgqueue.clock() - interval '10 minutes' and pgqueue.clock();
     update pgqueue.sweep_state
@@ -3230,7 +3243,7 @@ begin
            full_sweep_at = case when full_sweep then pgqueue.clock() else st.full_sweep_at end;
     if full_sweep then
       perform pgqueue.note_headless_keys(5000);
-      perform pgqueue.note_strays(20000);
+      perform pgqueue.note_strays(50000);
     end if;
   end if;
   return moved;
@@ -3958,12 +3971,13 @@ begin
   return moved;
 end $$;
 
-create function pgqueue.look_at_claims(max_jobs int, until timestamptz) returns uuid[]
+create function pgqueue.look_at_claims(until timestamptz) returns uuid[]
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
-  since constant timestamptz := (select s.claims_swept_to from pgqueue.sweep_state s);
+  since timestamptz := (select s.claims_swept_to from pgqueue.sweep_state s);
+  last timestamptz;
   looked int;
   late_tids tid[];
   late_ids uuid[];
@@ -3972,32 +3986,37 @@ declare
 begin
   loop
     with due as materialized (
-      select c.ctid as tid, c.job_ids from pgqueue.claims c
+      select c.ctid as tid, c.look_at, c.job_ids from pgqueue.claims c
        where c.look_at >= since and c.look_at < pgqueue.clock() and c.ctid <> all (seen)
        order by c.look_at limit 20 for update skip locked),
     held as materialized (
-      select d.tid, h.job_ids, h.lease_at, h.timeout_at from due d cross join lateral (
-        select array_agg(l.job_id) as job_ids, coalesce(min(l.lease_expires_at), 'infinity') as lease_at,
-               min(l.started_at + (coalesce(l.timeout_ms, (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint)
+      select d.tid, d.look_at, h.* from due d cross join lateral (
+        select array_agg(l.job_id) as job_ids, array_agg(l.job_id) filter (where l.lease_expires_at < pgqueue.clock()) as lost_ids,
+               coalesce(min(l.lease_expires_at), 'infinity') as lease_at, min(l.started_at) as started_at,
+               min(least(l.started_at, pgqueue.clock()) + (coalesce(l.timeout_ms, (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint)
                    * interval '1 millisecond') as timeout_at
           from pgqueue.jobs_live l where l.job_id = any (d.job_ids) and l.status = 'processing') h),
     over as (
       delete from pgqueue.claims c using held h where c.ctid = h.tid and h.job_ids is null),
     kept as (
-      update pgqueue.claims c set job_ids = h.job_ids, timeout_at = h.timeout_at, look_at = h.lease_at
-        from held h where c.ctid = h.tid and h.job_ids is not null and h.lease_at >= pgqueue.clock())
-    select count(*), array_agg(h.tid) filter (where h.late), array(select unnest(o.job_ids) from held o where o.lease_at < pgqueue.clock())
-      into looked, late_tids, late_ids
-      from (select a.tid, a.lease_at < pgqueue.clock() as late from held a) h;
-    -- These stay as they are until they have been given back, or their holders are done.
-    seen := seen || late_tids;
+      -- After twice the time, so that what has ended is not named for much longer than it ran.
+      update pgqueue.claims c
+         set job_ids = h.job_ids, timeout_at = h.timeout_at,
+             look_at = least(h.lease_at, pgqueue.clock() + greatest(interval '1 second', pgqueue.clock() - h.started_at))
+        from held h where c.ctid = h.tid and h.job_ids is not null and h.lost_ids is null)
+    select count(*), max(h.look_at), array_agg(h.tid) filter (where h.lost_ids is not null), array(select unnest(o.lost_ids) from held o)
+      into looked, last, late_tids, late_ids from held h;
     lost := lost || late_ids;
-    exit when looked = 0 or cardinality(lost) >= max_jobs or clock_timestamp() > until;
+    exit when looked < 20 or clock_timestamp() > until;
+    -- What is late stays where it is, until it has been given back or its holder is done. On from the last one: what was
+    -- done here is not walked again.
+    seen := case when last = since then seen else '{}' end || late_tids;
+    since := last;
   end loop;
   return lost;
 end $$;
-comment on function pgqueue.look_at_claims(int, timestamptz) is
-  'Forgets claims of which nothing runs any more, and answers the jobs of those of which a lease ran out. Says when the others are to be looked at.';
+comment on function pgqueue.look_at_claims(timestamptz) is
+  'Forgets claims of which nothing runs any more, says when the others are to be looked at, and answers the jobs whose lease ran out.';
 
 create function pgqueue.note_strays(pages bigint) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -4007,22 +4026,24 @@ declare
 begin
   -- Somebody may have edited jobs_live itself, or claims. Part of the table each time, from where the last call ended.
   insert into pgqueue.claims (look_at, job_ids)
-    select pgqueue.clock() - interval '1 second', array_agg(l.job_id) from pgqueue.jobs_live l
-     where l.ctid >= format('(%s,0)', start)::tid and l.ctid < format('(%s,0)', start + pages)::tid
-       and l.status = 'processing' and l.lease_expires_at < pgqueue.clock() - interval '1 minute'
-    having count(*) > 0;
+    select pgqueue.clock() - interval '1 second', array_agg(n.job_id)
+      from (select l.job_id, row_number() over () / 100 as part from pgqueue.jobs_live l
+             where l.ctid >= format('(%s,0)', start)::tid and l.ctid < format('(%s,0)', start + pages)::tid
+               and l.status = 'processing' and l.lease_expires_at < pgqueue.clock() - interval '1 minute'
+               and l.job_id not in (select unnest(c.job_ids) from pgqueue.claims c)) n
+     group by n.part;
   update pgqueue.sweep_state set stray_page = case
     when (start + pages) * current_setting('block_size')::bigint < pg_relation_size('pgqueue.jobs_live') then start + pages else 0 end;
 end $$;
 comment on function pgqueue.note_strays(bigint) is
-  'Has the next sweep look at processing jobs whose lease ran out long ago and that no claim seems to name.';
+  'Has the next sweep look at processing jobs whose lease ran out long ago and that no claim names.';
 
 create function pgqueue.sweep_leases(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
-  ids constant uuid[] := pgqueue.look_at_claims(max_jobs, until);
+  ids constant uuid[] := pgqueue.look_at_claims(clock_timestamp() + (until - clock_timestamp()) / 2);
   r record;
   j pgqueue.jobs;
   moved bigint := 0;
@@ -4085,7 +4106,7 @@ declare
   moved bigint := 0;
 begin
   -- Workers end attempts at their timeout; this is for those that do not, though they renew their leases.
-  perform pgqueue.look_at_claims(max_jobs, until);
+  perform pgqueue.look_at_claims(clock_timestamp() + (until - clock_timestamp()) / 2);
   select array_agg(distinct d.tid), array_agg(u.job_id) into tids, ids
     from (select c.ctid as tid, c.job_ids from pgqueue.claims c where c.timeout_at <= pgqueue.clock()
            order by c.timeout_at limit 100 for update skip locked) d

@@ -17,8 +17,8 @@
 --   * (worker_id, attempts) is the fence: whoever finishes an attempt must name both.
 --   * Claims start at claim_starts.low_seq, so that dead index entries which an old snapshot keeps are not walked.
 --     Whoever makes a row pending below that point says so with lower_cursor(); everybody else draws a new seq.
---   * An UPDATE of many live jobs sets ordering_key to itself: where no column is named of which shard is made, PostgreSQL
---     16 to 18 reads the expression of shard anew for every row, which costs as much as a claim.
+--   * An UPDATE of many live jobs that leaves their status sets ordering_key to itself: where no column is named of which
+--     shard or in_line is made, PostgreSQL 16 to 18 reads these expressions anew for every row.
 --   * A claim, a heartbeat and progress change no column that an index of jobs_live names, in its columns or its condition
 --     (nor does a new index): so they write no entry in any (HOT), and half of each page is left free for them.
 --   * What producers and claimers read on every call (queues, queue_depths, claim_cursors, waiting, watchers) gains a

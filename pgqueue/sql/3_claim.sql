@@ -5,6 +5,8 @@
 --   * where the last sweep saw job types that this worker lacks, it goes type by type over jobs_live_pending_type;
 --   * where workers divide the shards, it goes shard by shard over jobs_live_pending_shard as soon as others' lie ahead;
 --   * of an ordering key only the head is pending; paused queues and types are left out before anything is read.
+-- What it passes over are the jobs that run, between where it begins and the first that waits: few, as a sweep moves that
+-- place up, but where jobs of other types or shards hold it back, all of its own that run.
 -- The plans are pinned: generic, and by index, since statistics of a queue table are always of another moment.
 
 create function pgqueue.shares(weights smallint[], wanted int, tick bigint) returns int[]
@@ -184,7 +186,10 @@ declare
   tick constant bigint := nextval('pgqueue.claim_tick');
   wanted_types text[] := take.job_types;
   wanted_priorities constant smallint[] := coalesce(take.priorities, '{0,1,2,3}');
-  by_shard constant boolean := take.shards is not null and to_regclass('pgqueue.jobs_live_pending_shard') is not null;
+  -- An index that was made while claims went on is not for transactions that may still see what was before.
+  by_shard constant boolean := take.shards is not null and exists (
+    select from pg_index i where i.indexrelid = to_regclass('pgqueue.jobs_live_pending_shard')
+       and (not i.indcheckxmin or age(i.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid)));
   -- A queue's turn comes round, so a claim need not take from a thousand of them, nor from many for a few jobs. Those that
   -- give nothing, since their jobs are of other types or others hold them, do not count; looks for the others widen.
   visits_left int := 16;
@@ -376,6 +381,16 @@ end $$;
 comment on function pgqueue.take is
   'Locks what a claim is to take (`tids` in priority, seq order, `ids` in any); answers the queues visited, and their leases. Runs under the settings of claim.';
 
+create function pgqueue.say_started(job_ids uuid[]) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on
+  as $$
+begin
+  perform pgqueue.publish(array_agg(pgqueue.event('job.started', j.job_id, j.queue, j.job_type, 'pending', 'processing', j.attempts)
+                                    order by j.priority, j.seq))
+     from pgqueue.jobs_live j where j.job_id = any (say_started.job_ids);
+end $$;
+
 create function pgqueue.claim(
   worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
   priorities smallint[] default null, shards smallint[] default null)
@@ -416,10 +431,7 @@ begin
      where j.ctid = u.tid
     returning j.*;
   if exists (select from pgqueue.watchers) and pgqueue.watched() then
-    perform pgqueue.publish(array_agg(pgqueue.event('job.started', j.job_id, j.queue, j.job_type, 'pending', 'processing', j.attempts)
-                                      order by j.priority, j.seq))
-       from pgqueue.jobs_live j
-      where j.job_id = any (t.ids);
+    perform pgqueue.say_started(t.ids);
   end if;
 end $$;
 comment on function pgqueue.claim is

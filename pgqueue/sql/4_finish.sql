@@ -242,7 +242,8 @@ begin
   end loop;
 end $$;
 comment on function pgqueue.complete_and_claim is
-  'Completes, and claims in the same transaction: a worker takes the jobs whose ordering keys it set free without waking another.';
+  'Completes, and claims in the same transaction: a worker takes the jobs whose ordering keys it set free without waking another.
+What was accepted stands in the first row.';
 
 create function pgqueue.held(worker_id uuid, job_id uuid, attempt int) returns pgqueue.jobs
   language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off

@@ -130,7 +130,7 @@ begin
   if ceiling is null then
     update pgqueue.sweep_state set claims_swept_to = '-infinity', due_swept_to = '-infinity';
   elsif next_seq <> st.candidate_seq or cardinality(now_open) > 0 or left_behind <> st.stragglers
-     or st.candidate_at < pgqueue.clock() - interval '30 seconds'
+     or st.candidate_at not between pgqueue.clock() - interval '30 seconds' and pgqueue.clock()
   then
     full_sweep := st.full_sweep_at not between pgqueue.clock() - interval '10 minutes' and pgqueue.clock();
     update pgqueue.sweep_state
@@ -147,7 +147,7 @@ begin
            full_sweep_at = case when full_sweep then pgqueue.clock() else st.full_sweep_at end;
     if full_sweep then
       perform pgqueue.note_headless_keys(5000);
-      perform pgqueue.note_strays(20000);
+      perform pgqueue.note_strays(50000);
     end if;
   end if;
   return moved;

@@ -56,12 +56,13 @@ begin
   return moved;
 end $$;
 
-create function pgqueue.look_at_claims(max_jobs int, until timestamptz) returns uuid[]
+create function pgqueue.look_at_claims(until timestamptz) returns uuid[]
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
-  since constant timestamptz := (select s.claims_swept_to from pgqueue.sweep_state s);
+  since timestamptz := (select s.claims_swept_to from pgqueue.sweep_state s);
+  last timestamptz;
   looked int;
   late_tids tid[];
   late_ids uuid[];
@@ -70,32 +71,37 @@ declare
 begin
   loop
     with due as materialized (
-      select c.ctid as tid, c.job_ids from pgqueue.claims c
+      select c.ctid as tid, c.look_at, c.job_ids from pgqueue.claims c
        where c.look_at >= since and c.look_at < pgqueue.clock() and c.ctid <> all (seen)
        order by c.look_at limit 20 for update skip locked),
     held as materialized (
-      select d.tid, h.job_ids, h.lease_at, h.timeout_at from due d cross join lateral (
-        select array_agg(l.job_id) as job_ids, coalesce(min(l.lease_expires_at), 'infinity') as lease_at,
-               min(l.started_at + (coalesce(l.timeout_ms, (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint)
+      select d.tid, d.look_at, h.* from due d cross join lateral (
+        select array_agg(l.job_id) as job_ids, array_agg(l.job_id) filter (where l.lease_expires_at < pgqueue.clock()) as lost_ids,
+               coalesce(min(l.lease_expires_at), 'infinity') as lease_at, min(l.started_at) as started_at,
+               min(least(l.started_at, pgqueue.clock()) + (coalesce(l.timeout_ms, (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint)
                    * interval '1 millisecond') as timeout_at
           from pgqueue.jobs_live l where l.job_id = any (d.job_ids) and l.status = 'processing') h),
     over as (
       delete from pgqueue.claims c using held h where c.ctid = h.tid and h.job_ids is null),
     kept as (
-      update pgqueue.claims c set job_ids = h.job_ids, timeout_at = h.timeout_at, look_at = h.lease_at
-        from held h where c.ctid = h.tid and h.job_ids is not null and h.lease_at >= pgqueue.clock())
-    select count(*), array_agg(h.tid) filter (where h.late), array(select unnest(o.job_ids) from held o where o.lease_at < pgqueue.clock())
-      into looked, late_tids, late_ids
-      from (select a.tid, a.lease_at < pgqueue.clock() as late from held a) h;
-    -- These stay as they are until they have been given back, or their holders are done.
-    seen := seen || late_tids;
+      -- After twice the time, so that what has ended is not named for much longer than it ran.
+      update pgqueue.claims c
+         set job_ids = h.job_ids, timeout_at = h.timeout_at,
+             look_at = least(h.lease_at, pgqueue.clock() + greatest(interval '1 second', pgqueue.clock() - h.started_at))
+        from held h where c.ctid = h.tid and h.job_ids is not null and h.lost_ids is null)
+    select count(*), max(h.look_at), array_agg(h.tid) filter (where h.lost_ids is not null), array(select unnest(o.lost_ids) from held o)
+      into looked, last, late_tids, late_ids from held h;
     lost := lost || late_ids;
-    exit when looked = 0 or cardinality(lost) >= max_jobs or clock_timestamp() > until;
+    exit when looked < 20 or clock_timestamp() > until;
+    -- What is late stays where it is, until it has been given back or its holder is done. On from the last one: what was
+    -- done here is not walked again.
+    seen := case when last = since then seen else '{}' end || late_tids;
+    since := last;
   end loop;
   return lost;
 end $$;
-comment on function pgqueue.look_at_claims(int, timestamptz) is
-  'Forgets claims of which nothing runs any more, and answers the jobs of those of which a lease ran out. Says when the others are to be looked at.';
+comment on function pgqueue.look_at_claims(timestamptz) is
+  'Forgets claims of which nothing runs any more, says when the others are to be looked at, and answers the jobs whose lease ran out.';
 
 create function pgqueue.note_strays(pages bigint) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -105,22 +111,24 @@ declare
 begin
   -- Somebody may have edited jobs_live itself, or claims. Part of the table each time, from where the last call ended.
   insert into pgqueue.claims (look_at, job_ids)
-    select pgqueue.clock() - interval '1 second', array_agg(l.job_id) from pgqueue.jobs_live l
-     where l.ctid >= format('(%s,0)', start)::tid and l.ctid < format('(%s,0)', start + pages)::tid
-       and l.status = 'processing' and l.lease_expires_at < pgqueue.clock() - interval '1 minute'
-    having count(*) > 0;
+    select pgqueue.clock() - interval '1 second', array_agg(n.job_id)
+      from (select l.job_id, row_number() over () / 100 as part from pgqueue.jobs_live l
+             where l.ctid >= format('(%s,0)', start)::tid and l.ctid < format('(%s,0)', start + pages)::tid
+               and l.status = 'processing' and l.lease_expires_at < pgqueue.clock() - interval '1 minute'
+               and l.job_id not in (select unnest(c.job_ids) from pgqueue.claims c)) n
+     group by n.part;
   update pgqueue.sweep_state set stray_page = case
     when (start + pages) * current_setting('block_size')::bigint < pg_relation_size('pgqueue.jobs_live') then start + pages else 0 end;
 end $$;
 comment on function pgqueue.note_strays(bigint) is
-  'Has the next sweep look at processing jobs whose lease ran out long ago and that no claim seems to name.';
+  'Has the next sweep look at processing jobs whose lease ran out long ago and that no claim names.';
 
 create function pgqueue.sweep_leases(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
-  ids constant uuid[] := pgqueue.look_at_claims(max_jobs, until);
+  ids constant uuid[] := pgqueue.look_at_claims(clock_timestamp() + (until - clock_timestamp()) / 2);
   r record;
   j pgqueue.jobs;
   moved bigint := 0;
@@ -183,7 +191,7 @@ declare
   moved bigint := 0;
 begin
   -- Workers end attempts at their timeout; this is for those that do not, though they renew their leases.
-  perform pgqueue.look_at_claims(max_jobs, until);
+  perform pgqueue.look_at_claims(clock_timestamp() + (until - clock_timestamp()) / 2);
   select array_agg(distinct d.tid), array_agg(u.job_id) into tids, ids
     from (select c.ctid as tid, c.job_ids from pgqueue.claims c where c.timeout_at <= pgqueue.clock()
            order by c.timeout_at limit 100 for update skip locked) d
