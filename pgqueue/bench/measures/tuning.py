@@ -25,7 +25,7 @@ _COMMITS: Final = {
 _TABLES: Final[dict[str, LiteralString]] = {
     "as it is": "select 1",
     "fillfactor 100": "alter table pgqueue.jobs_live set (fillfactor = 100)",
-    "fillfactor 50": "alter table pgqueue.jobs_live set (fillfactor = 50)",
+    "fillfactor 30": "alter table pgqueue.jobs_live set (fillfactor = 30)",
     "autovacuum off": "alter table pgqueue.jobs_live set (autovacuum_enabled = off)",
 }
 
