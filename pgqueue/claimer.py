@@ -168,7 +168,12 @@ class Claimer:
         elif self._empty is not None:
             self._empty()
         if len(rows) * 2 < wanted and not self._stopped:
-            await self._idling.wait(len(rows), self._claim_time)
+            # By then what was taken has begun, if there was a slot.
+            await asyncio.sleep(0)
+            if self._buffer and self._executor.free < 1:
+                await self._wait_for_room()
+            else:
+                await self._idling.wait(len(rows), self._claim_time)
 
     def _wanted(self) -> int:
         """Return how many jobs to claim now."""

@@ -1655,10 +1655,10 @@ begin
   for r in
     select w, n from were w join now_are n on n.job_id = w.job_id
      where (w.status, w.queue, w.job_type, w.priority, w.seq, w.attempts, w.worker_id, w.lease_expires_at, w.due_at, w.ordering_key,
-            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at)
+            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at, w.timeout_ms)
            is distinct from
            (n.status, n.queue, n.job_type, n.priority, n.seq, n.attempts, n.worker_id, n.lease_expires_at, n.due_at, n.ordering_key,
-            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at)
+            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at, n.timeout_ms)
      order by n.job_id
   loop
     was := r.w;
@@ -1676,7 +1676,8 @@ begin
                then greatest(l.lease_expires_at, pgqueue.clock() - interval '1 second') else l.lease_expires_at end
        where l.job_id = now_is.job_id;
     end if;
-    if now_is.status = 'processing' and (was.status <> 'processing' or now_is.lease_expires_at < was.lease_expires_at) then
+    if now_is.status = 'processing' and (was.status <> 'processing' or now_is.lease_expires_at < was.lease_expires_at
+         or now_is.timeout_ms is distinct from was.timeout_ms) then
       insert into pgqueue.claims (look_at, job_ids) values (pgqueue.clock() - interval '1 second', array[now_is.job_id]);
     end if;
     if now_is.queue <> was.queue then
@@ -2949,6 +2950,10 @@ begin
                           else pgqueue.clock() end;
     return new;
   end if;
+  if tg_op = 'UPDATE' and new.timeout_ms < old.timeout_ms then
+    -- Sweeps look at what runs anew.
+    update pgqueue.claims c set look_at = pgqueue.clock() - interval '1 second' where c.look_at > pgqueue.clock();
+  end if;
   if tg_op <> 'INSERT' then
     if old.paused and (tg_op = 'DELETE' or not new.paused or new.name <> old.name) then
       update pgqueue.queue_pauses p set resumed_at = pgqueue.clock() where p.queue = old.name and p.resumed_at is null;
@@ -2968,7 +2973,7 @@ begin
 end $$;
 create trigger queues_edited before insert or update on pgqueue.queues
   for each row execute function pgqueue.queue_is_edited();
-create trigger queues_were_edited after insert or update of name, paused or delete on pgqueue.queues
+create trigger queues_were_edited after insert or update of name, paused, timeout_ms or delete on pgqueue.queues
   for each row execute function pgqueue.queue_is_edited();
 
 create function pgqueue.need(name text, value text) returns text
@@ -3262,41 +3267,46 @@ create function pgqueue.look_at_claims(until timestamptz) returns uuid[]
   as $$
 declare
   since timestamptz := (select s.claims_swept_to from pgqueue.sweep_state s);
-  last timestamptz;
+  after tid := '(0,0)';
+  few int := 5;
   looked int;
-  late_tids tid[];
+  begun timestamptz;
   late_ids uuid[];
-  seen tid[] := '{}';
   lost uuid[] := '{}';
 begin
   loop
+    begun := clock_timestamp();
     with due as materialized (
-      select c.ctid as tid, c.look_at, c.job_ids from pgqueue.claims c
-       where c.look_at >= since and c.look_at < pgqueue.clock() and c.ctid <> all (seen)
-       order by c.look_at limit 20 for update skip locked),
+      select c.ctid as tid, c.look_at, c.timeout_at as had, c.job_ids from pgqueue.claims c
+       where c.look_at >= since and (c.look_at > since or c.ctid > after) and c.look_at < pgqueue.clock()
+       order by c.look_at, c.ctid limit few for update skip locked),
     held as materialized (
-      select d.tid, d.look_at, h.* from due d cross join lateral (
+      select d.tid, d.look_at, d.had, h.* from due d cross join lateral (
         select array_agg(l.job_id) as job_ids, array_agg(l.job_id) filter (where l.lease_expires_at < pgqueue.clock()) as lost_ids,
                coalesce(min(l.lease_expires_at), 'infinity') as lease_at, min(l.started_at) as started_at,
-               min(least(l.started_at, pgqueue.clock()) + (coalesce(l.timeout_ms, (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint)
-                   * interval '1 millisecond') as timeout_at
+               -- What is overdue queues up behind those that became so before.
+               greatest(pgqueue.clock(), min(least(l.started_at, pgqueue.clock()) + (coalesce(l.timeout_ms,
+                 (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint) * interval '1 millisecond')) as timeout_at
           from pgqueue.jobs_live l where l.job_id = any (d.job_ids) and l.status = 'processing') h),
     over as (
       delete from pgqueue.claims c using held h where c.ctid = h.tid and h.job_ids is null),
     kept as (
-      -- After twice the time, so that what has ended is not named for much longer than it ran.
+      -- After twice the time, so that what has ended is not named for much longer than it ran. What is late stays where it
+      -- is, until it has been given back or its holder is done.
       update pgqueue.claims c
          set job_ids = h.job_ids, timeout_at = h.timeout_at,
-             look_at = least(h.lease_at, pgqueue.clock() + greatest(interval '1 second', pgqueue.clock() - h.started_at))
-        from held h where c.ctid = h.tid and h.job_ids is not null and h.lost_ids is null)
-    select count(*), max(h.look_at), array_agg(h.tid) filter (where h.lost_ids is not null), array(select unnest(o.lost_ids) from held o)
-      into looked, last, late_tids, late_ids from held h;
+             look_at = case when h.lost_ids is null
+               then least(h.lease_at, pgqueue.clock() + greatest(interval '1 second', pgqueue.clock() - h.started_at)) else h.look_at end
+        from held h where c.ctid = h.tid and h.job_ids is not null and (h.lost_ids is null or h.had is null))
+    select count(*), array(select unnest(o.lost_ids) from held o),
+           (array_agg(h.look_at order by h.look_at desc, h.tid desc))[1], (array_agg(h.tid order by h.look_at desc, h.tid desc))[1]
+      into looked, late_ids, since, after from held h;
     lost := lost || late_ids;
-    exit when looked < 20 or clock_timestamp() > until;
-    -- What is late stays where it is, until it has been given back or its holder is done. On from the last one: what was
-    -- done here is not walked again.
-    seen := case when last = since then seen else '{}' end || late_tids;
-    since := last;
+    exit when looked < few or clock_timestamp() > until;
+    -- On from the last one: what was done here is not walked again.
+    if clock_timestamp() < begun + interval '5 milliseconds' then
+      few := least(few * 2, 200);
+    end if;
   end loop;
   return lost;
 end $$;
@@ -3328,7 +3338,10 @@ create function pgqueue.sweep_leases(max_jobs int, until timestamptz) returns bi
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
-  ids constant uuid[] := pgqueue.look_at_claims(clock_timestamp() + (until - clock_timestamp()) / 2);
+  half constant interval := (until - clock_timestamp()) / 2;
+  -- So many that a few which somebody holds leave room for others.
+  ids constant uuid[] := (pgqueue.look_at_claims(clock_timestamp() + half))[1:max_jobs + 5000];
+  last constant timestamptz := greatest(until, clock_timestamp() + half);
   r record;
   j pgqueue.jobs;
   moved bigint := 0;
@@ -3375,7 +3388,7 @@ begin
       end if;
     end if;
     moved := moved + 1;
-    exit when clock_timestamp() > until;
+    exit when clock_timestamp() > last;
   end loop;
   return moved;
 end $$;
@@ -3385,13 +3398,16 @@ create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns 
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
+  half constant interval := (until - clock_timestamp()) / 2;
+  last timestamptz;
   tids tid[];
   ids uuid[];
   j record;
   moved bigint := 0;
 begin
   -- Workers end attempts at their timeout; this is for those that do not, though they renew their leases.
-  perform pgqueue.look_at_claims(clock_timestamp() + (until - clock_timestamp()) / 2);
+  perform pgqueue.look_at_claims(clock_timestamp() + half);
+  last := greatest(until, clock_timestamp() + half);
   select array_agg(distinct d.tid), array_agg(u.job_id) into tids, ids
     from (select c.ctid as tid, c.job_ids from pgqueue.claims c where c.timeout_at <= pgqueue.clock()
            order by c.timeout_at limit 100 for update skip locked) d
@@ -3409,9 +3425,9 @@ begin
     perform pgqueue.fail(j.worker_id, j.job_id, j.attempts, jsonb_build_object('type', 'TimeoutError', 'message',
       format('the attempt ran longer than its timeout (%s s), and its worker did not end it', round(j.timeout_ms / 1000.0, 1))));
     moved := moved + 1;
-    exit when clock_timestamp() > until;
+    exit when clock_timestamp() > last;
   end loop;
-  if moved < max_jobs and clock_timestamp() <= until then
+  if moved < max_jobs and clock_timestamp() <= last then
     -- The next look at these claims says when it is to come here again.
     update pgqueue.claims c set timeout_at = null, look_at = least(c.look_at, pgqueue.clock()) where c.ctid = any (tids);
   end if;
@@ -5268,10 +5284,12 @@ begin
     priority := k.priority;
     pending := 0;
     oldest_pending_seconds := null;
-    select j.updated_at into became from pgqueue.jobs_live j
-     where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
-     order by j.seq limit 1;
-    if found then
+    -- The first have waited longest, but for those that came back to their old place.
+    select min(w.updated_at) into became from (
+      select j.updated_at from pgqueue.jobs_live j
+       where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
+       order by j.seq limit 200) w;
+    if became is not null then
       oldest_pending_seconds := greatest(extract(epoch from pgqueue.clock() - became), 0);
       select count(*) into pending from (
         select from pgqueue.jobs_live j

@@ -91,10 +91,10 @@ begin
   for r in
     select w, n from were w join now_are n on n.job_id = w.job_id
      where (w.status, w.queue, w.job_type, w.priority, w.seq, w.attempts, w.worker_id, w.lease_expires_at, w.due_at, w.ordering_key,
-            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at)
+            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at, w.timeout_ms)
            is distinct from
            (n.status, n.queue, n.job_type, n.priority, n.seq, n.attempts, n.worker_id, n.lease_expires_at, n.due_at, n.ordering_key,
-            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at)
+            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at, n.timeout_ms)
      order by n.job_id
   loop
     was := r.w;
@@ -112,7 +112,8 @@ begin
                then greatest(l.lease_expires_at, pgqueue.clock() - interval '1 second') else l.lease_expires_at end
        where l.job_id = now_is.job_id;
     end if;
-    if now_is.status = 'processing' and (was.status <> 'processing' or now_is.lease_expires_at < was.lease_expires_at) then
+    if now_is.status = 'processing' and (was.status <> 'processing' or now_is.lease_expires_at < was.lease_expires_at
+         or now_is.timeout_ms is distinct from was.timeout_ms) then
       insert into pgqueue.claims (look_at, job_ids) values (pgqueue.clock() - interval '1 second', array[now_is.job_id]);
     end if;
     if now_is.queue <> was.queue then

@@ -299,6 +299,10 @@ begin
                           else pgqueue.clock() end;
     return new;
   end if;
+  if tg_op = 'UPDATE' and new.timeout_ms < old.timeout_ms then
+    -- Sweeps look at what runs anew.
+    update pgqueue.claims c set look_at = pgqueue.clock() - interval '1 second' where c.look_at > pgqueue.clock();
+  end if;
   if tg_op <> 'INSERT' then
     if old.paused and (tg_op = 'DELETE' or not new.paused or new.name <> old.name) then
       update pgqueue.queue_pauses p set resumed_at = pgqueue.clock() where p.queue = old.name and p.resumed_at is null;
@@ -318,7 +322,7 @@ begin
 end $$;
 create trigger queues_edited before insert or update on pgqueue.queues
   for each row execute function pgqueue.queue_is_edited();
-create trigger queues_were_edited after insert or update of name, paused or delete on pgqueue.queues
+create trigger queues_were_edited after insert or update of name, paused, timeout_ms or delete on pgqueue.queues
   for each row execute function pgqueue.queue_is_edited();
 
 create function pgqueue.need(name text, value text) returns text

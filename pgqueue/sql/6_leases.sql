@@ -12,41 +12,46 @@ create function pgqueue.look_at_claims(until timestamptz) returns uuid[]
   as $$
 declare
   since timestamptz := (select s.claims_swept_to from pgqueue.sweep_state s);
-  last timestamptz;
+  after tid := '(0,0)';
+  few int := 5;
   looked int;
-  late_tids tid[];
+  begun timestamptz;
   late_ids uuid[];
-  seen tid[] := '{}';
   lost uuid[] := '{}';
 begin
   loop
+    begun := clock_timestamp();
     with due as materialized (
-      select c.ctid as tid, c.look_at, c.job_ids from pgqueue.claims c
-       where c.look_at >= since and c.look_at < pgqueue.clock() and c.ctid <> all (seen)
-       order by c.look_at limit 20 for update skip locked),
+      select c.ctid as tid, c.look_at, c.timeout_at as had, c.job_ids from pgqueue.claims c
+       where c.look_at >= since and (c.look_at > since or c.ctid > after) and c.look_at < pgqueue.clock()
+       order by c.look_at, c.ctid limit few for update skip locked),
     held as materialized (
-      select d.tid, d.look_at, h.* from due d cross join lateral (
+      select d.tid, d.look_at, d.had, h.* from due d cross join lateral (
         select array_agg(l.job_id) as job_ids, array_agg(l.job_id) filter (where l.lease_expires_at < pgqueue.clock()) as lost_ids,
                coalesce(min(l.lease_expires_at), 'infinity') as lease_at, min(l.started_at) as started_at,
-               min(least(l.started_at, pgqueue.clock()) + (coalesce(l.timeout_ms, (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint)
-                   * interval '1 millisecond') as timeout_at
+               -- What is overdue queues up behind those that became so before.
+               greatest(pgqueue.clock(), min(least(l.started_at, pgqueue.clock()) + (coalesce(l.timeout_ms,
+                 (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint) * interval '1 millisecond')) as timeout_at
           from pgqueue.jobs_live l where l.job_id = any (d.job_ids) and l.status = 'processing') h),
     over as (
       delete from pgqueue.claims c using held h where c.ctid = h.tid and h.job_ids is null),
     kept as (
-      -- After twice the time, so that what has ended is not named for much longer than it ran.
+      -- After twice the time, so that what has ended is not named for much longer than it ran. What is late stays where it
+      -- is, until it has been given back or its holder is done.
       update pgqueue.claims c
          set job_ids = h.job_ids, timeout_at = h.timeout_at,
-             look_at = least(h.lease_at, pgqueue.clock() + greatest(interval '1 second', pgqueue.clock() - h.started_at))
-        from held h where c.ctid = h.tid and h.job_ids is not null and h.lost_ids is null)
-    select count(*), max(h.look_at), array_agg(h.tid) filter (where h.lost_ids is not null), array(select unnest(o.lost_ids) from held o)
-      into looked, last, late_tids, late_ids from held h;
+             look_at = case when h.lost_ids is null
+               then least(h.lease_at, pgqueue.clock() + greatest(interval '1 second', pgqueue.clock() - h.started_at)) else h.look_at end
+        from held h where c.ctid = h.tid and h.job_ids is not null and (h.lost_ids is null or h.had is null))
+    select count(*), array(select unnest(o.lost_ids) from held o),
+           (array_agg(h.look_at order by h.look_at desc, h.tid desc))[1], (array_agg(h.tid order by h.look_at desc, h.tid desc))[1]
+      into looked, late_ids, since, after from held h;
     lost := lost || late_ids;
-    exit when looked < 20 or clock_timestamp() > until;
-    -- What is late stays where it is, until it has been given back or its holder is done. On from the last one: what was
-    -- done here is not walked again.
-    seen := case when last = since then seen else '{}' end || late_tids;
-    since := last;
+    exit when looked < few or clock_timestamp() > until;
+    -- On from the last one: what was done here is not walked again.
+    if clock_timestamp() < begun + interval '5 milliseconds' then
+      few := least(few * 2, 200);
+    end if;
   end loop;
   return lost;
 end $$;
@@ -78,7 +83,10 @@ create function pgqueue.sweep_leases(max_jobs int, until timestamptz) returns bi
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
-  ids constant uuid[] := pgqueue.look_at_claims(clock_timestamp() + (until - clock_timestamp()) / 2);
+  half constant interval := (until - clock_timestamp()) / 2;
+  -- So many that a few which somebody holds leave room for others.
+  ids constant uuid[] := (pgqueue.look_at_claims(clock_timestamp() + half))[1:max_jobs + 5000];
+  last constant timestamptz := greatest(until, clock_timestamp() + half);
   r record;
   j pgqueue.jobs;
   moved bigint := 0;
@@ -125,7 +133,7 @@ begin
       end if;
     end if;
     moved := moved + 1;
-    exit when clock_timestamp() > until;
+    exit when clock_timestamp() > last;
   end loop;
   return moved;
 end $$;
@@ -135,13 +143,16 @@ create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns 
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
+  half constant interval := (until - clock_timestamp()) / 2;
+  last timestamptz;
   tids tid[];
   ids uuid[];
   j record;
   moved bigint := 0;
 begin
   -- Workers end attempts at their timeout; this is for those that do not, though they renew their leases.
-  perform pgqueue.look_at_claims(clock_timestamp() + (until - clock_timestamp()) / 2);
+  perform pgqueue.look_at_claims(clock_timestamp() + half);
+  last := greatest(until, clock_timestamp() + half);
   select array_agg(distinct d.tid), array_agg(u.job_id) into tids, ids
     from (select c.ctid as tid, c.job_ids from pgqueue.claims c where c.timeout_at <= pgqueue.clock()
            order by c.timeout_at limit 100 for update skip locked) d
@@ -159,9 +170,9 @@ begin
     perform pgqueue.fail(j.worker_id, j.job_id, j.attempts, jsonb_build_object('type', 'TimeoutError', 'message',
       format('the attempt ran longer than its timeout (%s s), and its worker did not end it', round(j.timeout_ms / 1000.0, 1))));
     moved := moved + 1;
-    exit when clock_timestamp() > until;
+    exit when clock_timestamp() > last;
   end loop;
-  if moved < max_jobs and clock_timestamp() <= until then
+  if moved < max_jobs and clock_timestamp() <= last then
     -- The next look at these claims says when it is to come here again.
     update pgqueue.claims c set timeout_at = null, look_at = least(c.look_at, pgqueue.clock()) where c.ctid = any (tids);
   end if;

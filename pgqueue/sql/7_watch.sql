@@ -375,10 +375,12 @@ begin
     priority := k.priority;
     pending := 0;
     oldest_pending_seconds := null;
-    select j.updated_at into became from pgqueue.jobs_live j
-     where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
-     order by j.seq limit 1;
-    if found then
+    -- The first have waited longest, but for those that came back to their old place.
+    select min(w.updated_at) into became from (
+      select j.updated_at from pgqueue.jobs_live j
+       where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = k.priority and j.seq >= k.low_seq
+       order by j.seq limit 200) w;
+    if became is not null then
       oldest_pending_seconds := greatest(extract(epoch from pgqueue.clock() - became), 0);
       select count(*) into pending from (
         select from pgqueue.jobs_live j

@@ -123,6 +123,42 @@ def test_slow_jobs_are_not_hoarded(app: App) -> None:
     assert min(one.counts["processed"], other.counts["processed"]) >= 3
 
 
+def test_what_finds_no_slot_is_given_back_though_nothing_else_waits(app: App, connection: Session) -> None:
+    """A worker of quick tasks meets a long one: what it claimed ahead is not for it to keep."""
+    leave = threading.Event()
+
+    @app.task("quick")
+    async def quick() -> None:
+        pass
+
+    @app.task("long")
+    def long() -> None:
+        leave.wait(30)
+
+    with app, worker_of(app, concurrency=1):
+        for job in [quick.enqueue_sync() for _ in range(40)]:
+            app.finished_job_sync(job, wait=10)
+        blocking = long.enqueue_sync()
+        eventually(lambda: app.job_sync(blocking).status == "processing")
+        late = quick.enqueue_sync()
+        try:
+            # As often as it is claimed ahead: after that it is somebody else's.
+            eventually(
+                lambda: connection.execute(
+                    "select status = 'pending' and updated_at > created_at + interval '0.5 seconds'"
+                    " or status = 'pending' and created_at < now() - interval '3 seconds'"
+                    "  from pgqueue.jobs where job_id = %s", [late.job_id],
+                ).fetchone()[0],
+                within=8,
+            )  # fmt: skip
+            with worker_of(app, concurrency=1):
+                assert app.finished_job_sync(late, wait=10).status == "completed"
+            assert app.job_sync(blocking).status == "processing"
+        finally:
+            leave.set()
+        assert app.finished_job_sync(blocking, wait=10).status == "completed"
+
+
 def test_the_next_job_of_a_key_is_claimed_with_the_end_of_the_one_before(app: App, connection: Session) -> None:
     order: list[int] = []
 

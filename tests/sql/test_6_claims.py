@@ -183,3 +183,75 @@ def test_shards_are_found_though_their_index_is_not_for_everybody_yet(q: Verbs, 
     assert {job.shard < 32 for job in found} == {True}
     old.rollback()
     assert len(q.claim(300, shards=list(range(32, 64)))) == 250 - len(found)
+
+
+def overdue(q: Verbs, **columns: Any) -> Any:
+    """A job that is past its timeout, with a lease of an hour."""
+    q.insert(**columns)
+    (job,) = q.claim(1, lease=timedelta(hours=1))
+    return job
+
+
+def test_overdue_jobs_that_somebody_holds_hold_up_no_others(q: Verbs, connect: Connect) -> None:
+    q.freeze()
+    held = [overdue(q, timeout_ms=1000) for _ in range(120)]
+    q.advance(seconds=1)
+    other = overdue(q, timeout_ms=1000)
+    holder = connect(autocommit=False)
+    holder.execute("select from pgqueue.jobs_live where job_id = any (%s) for update", [[job.job_id for job in held]])
+    for _ in range(3):
+        q.advance(seconds=10)
+        q.sweep()
+    assert [error["type"] for error in q.job(other.job_id).errors] == ["TimeoutError"]
+    assert {q.job(job.job_id).status for job in held} == {"processing"}
+    holder.rollback()
+    for _ in range(3):
+        q.advance(seconds=1)
+        q.sweep()
+    assert [len(q.job(job.job_id).errors) for job in held] == [1] * 120
+
+
+def test_a_lost_job_that_somebody_holds_leaves_the_timeouts_of_its_claim(q: Verbs, connect: Connect) -> None:
+    q.freeze()
+    q.fill(1, timeout_ms=900_000)
+    q.fill(1, timeout_ms=2000)
+    q.fill(1, timeout_ms=15_000)
+    lost, soon, later = q.claim(3, lease=timedelta(seconds=2))
+    q.heartbeat([soon, later], lease=timedelta(hours=1))
+    holder = connect(autocommit=False)
+    holder.execute("select from pgqueue.jobs_live where job_id = %s for update", [lost.job_id])
+    for _ in range(4):
+        q.advance(seconds=4)
+        q.sweep()
+    assert [q.job(job.job_id).status for job in (lost, soon, later)] == ["processing", "failed", "processing"]
+    for _ in range(4):
+        q.advance(seconds=4)
+        q.sweep()
+    assert [error["type"] for error in q.job(later.job_id).errors] == ["TimeoutError"]
+    holder.rollback()
+
+
+def test_claims_of_thousands_are_given_back_in_calls_of_many(q: Verbs) -> None:
+    q.freeze()
+    for _ in range(6):
+        q.fill(5000)
+        assert len(q.claim(5000)) == 5000
+    q.advance(minutes=1)
+    moved = [q.call("sweep", "leases")[0].jobs for _ in range(3)]
+    assert min(moved) >= 20
+
+
+@pytest.mark.parametrize("what", ["job", "queue"])
+def test_a_timeout_that_is_lowered_is_noticed(q: Verbs, what: str) -> None:
+    q.freeze()
+    q.session.execute("insert into pgqueue.queues (name, timeout_ms) values ('default', 900000)")
+    job = overdue(q)
+    for seconds in (2, 2, 4, 8, 30):
+        q.advance(seconds=seconds)
+        q.sweep()
+    if what == "job":
+        q.session.execute("update pgqueue.jobs set timeout_ms = 1000 where job_id = %s", [job.job_id])
+    else:
+        q.session.execute("update pgqueue.queues set timeout_ms = 1000")
+    assert q.sweep()["timeouts"] == 1
+    assert q.job(job.job_id).status == "failed"

@@ -111,3 +111,12 @@ def test_workers_are_live_for_a_minute_after_each_sign_of_life(q: Verbs) -> None
 
 def test_schema_version_is_the_revision(q: Verbs) -> None:
     assert q.call_value("schema_version") == "0001"
+
+
+def test_jobs_that_come_back_do_not_make_a_line_look_young(q: Verbs) -> None:
+    q.freeze()
+    q.fill(5)
+    q.advance(minutes=10)
+    q.release(q.claim(2))
+    (row,) = q.rows("select * from pgqueue.queue_stats")
+    assert (row.pending, row.oldest_pending_seconds) == (5, 600)
