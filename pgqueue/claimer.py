@@ -77,6 +77,7 @@ class Claimer:
         self._room = asyncio.Event()
         self._hungry = False
         self._filling = False
+        self._watching = False
         self._stopped = False
         self._asked = 0
         self._fed = False
@@ -168,12 +169,7 @@ class Claimer:
         elif self._empty is not None:
             self._empty()
         if len(rows) * 2 < wanted and not self._stopped:
-            # By then what was taken has begun, if there was a slot.
-            await asyncio.sleep(0)
-            if self._buffer and self._executor.free < 1:
-                await self._wait_for_room()
-            else:
-                await self._idling.wait(len(rows), self._claim_time)
+            await self._idling.wait(len(rows), self._claim_time)
 
     def _wanted(self) -> int:
         """Return how many jobs to claim now."""
@@ -198,10 +194,7 @@ class Claimer:
             async with asyncio.timeout(AHEAD):
                 await self._room.wait()
         except TimeoutError:
-            # Others may have time for what waits here.
-            if self._buffer and time.monotonic() - self._buffer[0].claimed_at > _STALE:
-                self._give_back(lambda held: True)
-                self._duration = None
+            pass
         finally:
             self._hungry = False
 
@@ -211,6 +204,22 @@ class Claimer:
             self._give_back(lambda held: True)
         # Once the next claim is on its way, so that the database works while attempts run here.
         self._loop.call_soon(self._fill)
+        if not self._watching:
+            self._watching = True
+            self._loop.call_later(_STALE, self._look_at_first, None)
+
+    def _look_at_first(self, seen: Held | None) -> None:
+        """Give back what waits here for a slot in vain: others may have time for it."""
+        self._watching = bool(self._buffer) and not self._stopped
+        if not self._watching:
+            return
+        first = self._buffer[0]
+        stale = self._executor.free < 1 and time.monotonic() - first.claimed_at > _STALE
+        # Twice, since a loop that was held up comes to all of its timers at once.
+        if stale and first is seen:
+            self._give_back(lambda held: True)
+            self._duration = None
+        self._loop.call_later(AHEAD if stale else _STALE, self._look_at_first, first)
 
     def _fill(self) -> None:
         """Start what is held and finds a free slot."""

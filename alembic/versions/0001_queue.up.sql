@@ -508,6 +508,7 @@ create table pgqueue.sweep_state (
   writers text[] not null default '{}',
   stragglers jsonb not null default '{}',
   claims_swept_to timestamptz not null default '-infinity',
+  timeouts_swept_to timestamptz not null default '-infinity',
   due_swept_to timestamptz not null default '-infinity',
   full_sweep_at timestamptz not null default '-infinity',
   soft_counted_at timestamptz not null default '-infinity',
@@ -1632,6 +1633,7 @@ begin
   end if;
   wrong := case when now_is.result is distinct from was.result then 'result'
                 when now_is.finished_at is distinct from was.finished_at then 'finished_at'
+                when now_is.started_at is distinct from was.started_at and not isfinite(now_is.started_at) then 'started_at'
                 when now_is.created_at <> was.created_at
                      and now_is.created_at not between '0001-01-03 00:00+00' and pgqueue.clock() then 'created_at' end;
   if wrong is not null then
@@ -1655,10 +1657,10 @@ begin
   for r in
     select w, n from were w join now_are n on n.job_id = w.job_id
      where (w.status, w.queue, w.job_type, w.priority, w.seq, w.attempts, w.worker_id, w.lease_expires_at, w.due_at, w.ordering_key,
-            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at, w.timeout_ms)
+            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at, w.timeout_ms, w.started_at)
            is distinct from
            (n.status, n.queue, n.job_type, n.priority, n.seq, n.attempts, n.worker_id, n.lease_expires_at, n.due_at, n.ordering_key,
-            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at, n.timeout_ms)
+            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at, n.timeout_ms, n.started_at)
      order by n.job_id
   loop
     was := r.w;
@@ -1678,7 +1680,7 @@ begin
     end if;
     if now_is.status = 'processing' and (was.status <> 'processing' or now_is.lease_expires_at < was.lease_expires_at
          or now_is.timeout_ms is distinct from was.timeout_ms) then
-      insert into pgqueue.claims (look_at, job_ids) values (pgqueue.clock() - interval '1 second', array[now_is.job_id]);
+      insert into pgqueue.claims (look_at, job_ids) values (pgqueue.clock() - random() * interval '1 second', array[now_is.job_id]);
     end if;
     if now_is.queue <> was.queue then
       perform pgqueue.note_queue(now_is.queue);
@@ -2951,8 +2953,10 @@ begin
     return new;
   end if;
   if tg_op = 'UPDATE' and new.timeout_ms < old.timeout_ms then
-    -- Sweeps look at what runs anew.
-    update pgqueue.claims c set look_at = pgqueue.clock() - interval '1 second' where c.look_at > pgqueue.clock();
+    -- Sweeps look anew at what runs. Rows beside the others, which this transaction would keep from them until it ends.
+    insert into pgqueue.claims (look_at, job_ids)
+      select pgqueue.clock() - random() * interval '1 second', c.job_ids from pgqueue.claims c
+       where c.look_at > pgqueue.clock() + interval '10 seconds';
   end if;
   if tg_op <> 'INSERT' then
     if old.paused and (tg_op = 'DELETE' or not new.paused or new.name <> old.name) then
@@ -3229,7 +3233,7 @@ begin
   end if;
 
   if ceiling is null then
-    update pgqueue.sweep_state set claims_swept_to = '-infinity', due_swept_to = '-infinity';
+    update pgqueue.sweep_state set claims_swept_to = '-infinity', timeouts_swept_to = '-infinity', due_swept_to = '-infinity';
   elsif next_seq <> st.candidate_seq or cardinality(now_open) > 0 or left_behind <> st.stragglers
      or st.candidate_at not between pgqueue.clock() - interval '30 seconds' and pgqueue.clock()
   then
@@ -3240,6 +3244,9 @@ begin
            claims_swept_to = case when full_sweep or back_to is not null then '-infinity'
              else least(st.candidate_at - interval '1 minute', (
                select c.look_at from pgqueue.claims c where c.look_at >= st.claims_swept_to order by c.look_at limit 1)) end,
+           timeouts_swept_to = case when full_sweep or back_to is not null then '-infinity'
+             else least(st.candidate_at - interval '1 minute', (
+               select c.timeout_at from pgqueue.claims c where c.timeout_at >= st.timeouts_swept_to order by c.timeout_at limit 1)) end,
            due_swept_to = case when full_sweep or back_to is not null then '-infinity'
              else least(st.candidate_at - interval '1 minute', (
                select l.due_at from pgqueue.jobs_live l
@@ -3270,12 +3277,10 @@ declare
   after tid := '(0,0)';
   few int := 5;
   looked int;
-  begun timestamptz;
   late_ids uuid[];
   lost uuid[] := '{}';
 begin
   loop
-    begun := clock_timestamp();
     with due as materialized (
       select c.ctid as tid, c.look_at, c.timeout_at as had, c.job_ids from pgqueue.claims c
        where c.look_at >= since and (c.look_at > since or c.ctid > after) and c.look_at < pgqueue.clock()
@@ -3283,7 +3288,7 @@ begin
     held as materialized (
       select d.tid, d.look_at, d.had, h.* from due d cross join lateral (
         select array_agg(l.job_id) as job_ids, array_agg(l.job_id) filter (where l.lease_expires_at < pgqueue.clock()) as lost_ids,
-               coalesce(min(l.lease_expires_at), 'infinity') as lease_at, min(l.started_at) as started_at,
+               coalesce(min(l.lease_expires_at), 'infinity') as lease_at, min(l.started_at) filter (where isfinite(l.started_at)) as started_at,
                -- What is overdue queues up behind those that became so before.
                greatest(pgqueue.clock(), min(least(l.started_at, pgqueue.clock()) + (coalesce(l.timeout_ms,
                  (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint) * interval '1 millisecond')) as timeout_at
@@ -3304,9 +3309,7 @@ begin
     lost := lost || late_ids;
     exit when looked < few or clock_timestamp() > until;
     -- On from the last one: what was done here is not walked again.
-    if clock_timestamp() < begun + interval '5 milliseconds' then
-      few := least(few * 2, 200);
-    end if;
+    few := least(few * 2, 200);
   end loop;
   return lost;
 end $$;
@@ -3321,7 +3324,7 @@ declare
 begin
   -- Somebody may have edited jobs_live itself, or claims. Part of the table each time, from where the last call ended.
   insert into pgqueue.claims (look_at, job_ids)
-    select pgqueue.clock() - interval '1 second', array_agg(n.job_id)
+    select pgqueue.clock() - random() * interval '1 second', array_agg(n.job_id)
       from (select l.job_id, row_number() over () / 100 as part from pgqueue.jobs_live l
              where l.ctid >= format('(%s,0)', start)::tid and l.ctid < format('(%s,0)', start + pages)::tid
                and l.status = 'processing' and l.lease_expires_at < pgqueue.clock() - interval '1 minute'
@@ -3340,7 +3343,7 @@ create function pgqueue.sweep_leases(max_jobs int, until timestamptz) returns bi
 declare
   half constant interval := (until - clock_timestamp()) / 2;
   -- So many that a few which somebody holds leave room for others.
-  ids constant uuid[] := (pgqueue.look_at_claims(clock_timestamp() + half))[1:max_jobs + 5000];
+  ids constant uuid[] := (pgqueue.look_at_claims(clock_timestamp() + half))[1:least(max_jobs, 1000000) + 5000];
   last constant timestamptz := greatest(until, clock_timestamp() + half);
   r record;
   j pgqueue.jobs;
@@ -3398,6 +3401,7 @@ create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns 
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
+  since constant timestamptz := (select s.timeouts_swept_to from pgqueue.sweep_state s);
   half constant interval := (until - clock_timestamp()) / 2;
   last timestamptz;
   tids tid[];
@@ -3409,7 +3413,7 @@ begin
   perform pgqueue.look_at_claims(clock_timestamp() + half);
   last := greatest(until, clock_timestamp() + half);
   select array_agg(distinct d.tid), array_agg(u.job_id) into tids, ids
-    from (select c.ctid as tid, c.job_ids from pgqueue.claims c where c.timeout_at <= pgqueue.clock()
+    from (select c.ctid as tid, c.job_ids from pgqueue.claims c where c.timeout_at >= since and c.timeout_at <= pgqueue.clock()
            order by c.timeout_at limit 100 for update skip locked) d
    cross join unnest(d.job_ids) u(job_id);
   if tids is null then

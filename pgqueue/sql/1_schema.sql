@@ -504,6 +504,7 @@ create table pgqueue.sweep_state (
   writers text[] not null default '{}',
   stragglers jsonb not null default '{}',
   claims_swept_to timestamptz not null default '-infinity',
+  timeouts_swept_to timestamptz not null default '-infinity',
   due_swept_to timestamptz not null default '-infinity',
   full_sweep_at timestamptz not null default '-infinity',
   soft_counted_at timestamptz not null default '-infinity',

@@ -68,6 +68,7 @@ begin
   end if;
   wrong := case when now_is.result is distinct from was.result then 'result'
                 when now_is.finished_at is distinct from was.finished_at then 'finished_at'
+                when now_is.started_at is distinct from was.started_at and not isfinite(now_is.started_at) then 'started_at'
                 when now_is.created_at <> was.created_at
                      and now_is.created_at not between '0001-01-03 00:00+00' and pgqueue.clock() then 'created_at' end;
   if wrong is not null then
@@ -91,10 +92,10 @@ begin
   for r in
     select w, n from were w join now_are n on n.job_id = w.job_id
      where (w.status, w.queue, w.job_type, w.priority, w.seq, w.attempts, w.worker_id, w.lease_expires_at, w.due_at, w.ordering_key,
-            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at, w.timeout_ms)
+            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at, w.timeout_ms, w.started_at)
            is distinct from
            (n.status, n.queue, n.job_type, n.priority, n.seq, n.attempts, n.worker_id, n.lease_expires_at, n.due_at, n.ordering_key,
-            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at, n.timeout_ms)
+            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at, n.timeout_ms, n.started_at)
      order by n.job_id
   loop
     was := r.w;
@@ -114,7 +115,7 @@ begin
     end if;
     if now_is.status = 'processing' and (was.status <> 'processing' or now_is.lease_expires_at < was.lease_expires_at
          or now_is.timeout_ms is distinct from was.timeout_ms) then
-      insert into pgqueue.claims (look_at, job_ids) values (pgqueue.clock() - interval '1 second', array[now_is.job_id]);
+      insert into pgqueue.claims (look_at, job_ids) values (pgqueue.clock() - random() * interval '1 second', array[now_is.job_id]);
     end if;
     if now_is.queue <> was.queue then
       perform pgqueue.note_queue(now_is.queue);

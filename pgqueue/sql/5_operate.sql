@@ -300,8 +300,10 @@ begin
     return new;
   end if;
   if tg_op = 'UPDATE' and new.timeout_ms < old.timeout_ms then
-    -- Sweeps look at what runs anew.
-    update pgqueue.claims c set look_at = pgqueue.clock() - interval '1 second' where c.look_at > pgqueue.clock();
+    -- Sweeps look anew at what runs. Rows beside the others, which this transaction would keep from them until it ends.
+    insert into pgqueue.claims (look_at, job_ids)
+      select pgqueue.clock() - random() * interval '1 second', c.job_ids from pgqueue.claims c
+       where c.look_at > pgqueue.clock() + interval '10 seconds';
   end if;
   if tg_op <> 'INSERT' then
     if old.paused and (tg_op = 'DELETE' or not new.paused or new.name <> old.name) then

@@ -128,7 +128,7 @@ begin
   end if;
 
   if ceiling is null then
-    update pgqueue.sweep_state set claims_swept_to = '-infinity', due_swept_to = '-infinity';
+    update pgqueue.sweep_state set claims_swept_to = '-infinity', timeouts_swept_to = '-infinity', due_swept_to = '-infinity';
   elsif next_seq <> st.candidate_seq or cardinality(now_open) > 0 or left_behind <> st.stragglers
      or st.candidate_at not between pgqueue.clock() - interval '30 seconds' and pgqueue.clock()
   then
@@ -139,6 +139,9 @@ begin
            claims_swept_to = case when full_sweep or back_to is not null then '-infinity'
              else least(st.candidate_at - interval '1 minute', (
                select c.look_at from pgqueue.claims c where c.look_at >= st.claims_swept_to order by c.look_at limit 1)) end,
+           timeouts_swept_to = case when full_sweep or back_to is not null then '-infinity'
+             else least(st.candidate_at - interval '1 minute', (
+               select c.timeout_at from pgqueue.claims c where c.timeout_at >= st.timeouts_swept_to order by c.timeout_at limit 1)) end,
            due_swept_to = case when full_sweep or back_to is not null then '-infinity'
              else least(st.candidate_at - interval '1 minute', (
                select l.due_at from pgqueue.jobs_live l

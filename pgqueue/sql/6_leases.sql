@@ -15,12 +15,10 @@ declare
   after tid := '(0,0)';
   few int := 5;
   looked int;
-  begun timestamptz;
   late_ids uuid[];
   lost uuid[] := '{}';
 begin
   loop
-    begun := clock_timestamp();
     with due as materialized (
       select c.ctid as tid, c.look_at, c.timeout_at as had, c.job_ids from pgqueue.claims c
        where c.look_at >= since and (c.look_at > since or c.ctid > after) and c.look_at < pgqueue.clock()
@@ -28,7 +26,7 @@ begin
     held as materialized (
       select d.tid, d.look_at, d.had, h.* from due d cross join lateral (
         select array_agg(l.job_id) as job_ids, array_agg(l.job_id) filter (where l.lease_expires_at < pgqueue.clock()) as lost_ids,
-               coalesce(min(l.lease_expires_at), 'infinity') as lease_at, min(l.started_at) as started_at,
+               coalesce(min(l.lease_expires_at), 'infinity') as lease_at, min(l.started_at) filter (where isfinite(l.started_at)) as started_at,
                -- What is overdue queues up behind those that became so before.
                greatest(pgqueue.clock(), min(least(l.started_at, pgqueue.clock()) + (coalesce(l.timeout_ms,
                  (select q.timeout_ms from pgqueue.queues q where q.name = l.queue), 900000) + 10000::bigint) * interval '1 millisecond')) as timeout_at
@@ -49,9 +47,7 @@ begin
     lost := lost || late_ids;
     exit when looked < few or clock_timestamp() > until;
     -- On from the last one: what was done here is not walked again.
-    if clock_timestamp() < begun + interval '5 milliseconds' then
-      few := least(few * 2, 200);
-    end if;
+    few := least(few * 2, 200);
   end loop;
   return lost;
 end $$;
@@ -66,7 +62,7 @@ declare
 begin
   -- Somebody may have edited jobs_live itself, or claims. Part of the table each time, from where the last call ended.
   insert into pgqueue.claims (look_at, job_ids)
-    select pgqueue.clock() - interval '1 second', array_agg(n.job_id)
+    select pgqueue.clock() - random() * interval '1 second', array_agg(n.job_id)
       from (select l.job_id, row_number() over () / 100 as part from pgqueue.jobs_live l
              where l.ctid >= format('(%s,0)', start)::tid and l.ctid < format('(%s,0)', start + pages)::tid
                and l.status = 'processing' and l.lease_expires_at < pgqueue.clock() - interval '1 minute'
@@ -85,7 +81,7 @@ create function pgqueue.sweep_leases(max_jobs int, until timestamptz) returns bi
 declare
   half constant interval := (until - clock_timestamp()) / 2;
   -- So many that a few which somebody holds leave room for others.
-  ids constant uuid[] := (pgqueue.look_at_claims(clock_timestamp() + half))[1:max_jobs + 5000];
+  ids constant uuid[] := (pgqueue.look_at_claims(clock_timestamp() + half))[1:least(max_jobs, 1000000) + 5000];
   last constant timestamptz := greatest(until, clock_timestamp() + half);
   r record;
   j pgqueue.jobs;
@@ -143,6 +139,7 @@ create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns 
   set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
   as $$
 declare
+  since constant timestamptz := (select s.timeouts_swept_to from pgqueue.sweep_state s);
   half constant interval := (until - clock_timestamp()) / 2;
   last timestamptz;
   tids tid[];
@@ -154,7 +151,7 @@ begin
   perform pgqueue.look_at_claims(clock_timestamp() + half);
   last := greatest(until, clock_timestamp() + half);
   select array_agg(distinct d.tid), array_agg(u.job_id) into tids, ids
-    from (select c.ctid as tid, c.job_ids from pgqueue.claims c where c.timeout_at <= pgqueue.clock()
+    from (select c.ctid as tid, c.job_ids from pgqueue.claims c where c.timeout_at >= since and c.timeout_at <= pgqueue.clock()
            order by c.timeout_at limit 100 for update skip locked) d
    cross join unnest(d.job_ids) u(job_id);
   if tids is null then

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Connect
-from tests.sql.verbs import OTHER, WORKER, Verbs
+from tests.sql.verbs import OTHER, WORKER, Verbs, refused
 
 UPDATES = """select pg_stat_get_xact_tuples_updated(c.oid) as updated, pg_stat_get_xact_tuples_hot_updated(c.oid) as hot
                from pg_class c where c.oid = 'pgqueue.jobs_live'::regclass"""
@@ -160,6 +160,8 @@ def test_many_claims_that_are_late_at_one_moment_are_all_looked_at(q: Verbs) -> 
 def test_a_time_at_the_end_of_all_times_stops_no_sweep(q: Verbs) -> None:
     q.freeze()
     strange, job = q.start(), q.start()
+    with refused("PQ409", "started_at", column="started_at"):
+        q.session.execute("update pgqueue.jobs set started_at = '-infinity' where job_id = %s", [strange.job_id])
     q.session.execute(
         "update pgqueue.jobs set started_at = '294276-12-31 00:00+00' where job_id = %s", [strange.job_id]
     )
@@ -255,3 +257,15 @@ def test_a_timeout_that_is_lowered_is_noticed(q: Verbs, what: str) -> None:
         q.session.execute("update pgqueue.queues set timeout_ms = 1000")
     assert q.sweep()["timeouts"] == 1
     assert q.job(job.job_id).status == "failed"
+
+
+def test_an_edit_of_a_queue_that_has_not_committed_hides_no_lost_lease(q: Verbs, connect: Connect) -> None:
+    q.session.execute("insert into pgqueue.queues (name) values ('default')")
+    q.fill(2)
+    q.claim(2, lease=timedelta(minutes=1))
+    editor = connect(autocommit=False)
+    editor.execute("update pgqueue.queues set timeout_ms = 1000")
+    q.freeze()
+    q.advance(minutes=2)
+    assert q.call("sweep", "leases", 2147483647)[0].jobs == 2
+    editor.rollback()
