@@ -2579,6 +2579,19 @@ begin
 end $$;
 comment on function pgqueue.cancel_attempt is 'Ends an attempt as cancelled, as the task asked or as was requested; null: not the owner.';
 
+create function pgqueue.say_released(j pgqueue.jobs) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+begin
+  perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
+  perform pgqueue.ring(j.queue, 1, array[j.job_type]);
+  if pgqueue.watched() then
+    perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);
+  end if;
+end $$;
+comment on function pgqueue.say_released(pgqueue.jobs) is
+  'Tells claims, sleepers and watchers of a job that is pending again at its old place.';
+
 create function pgqueue.release(worker_id uuid, job_ids uuid[], attempts int[], started boolean default false)
   returns setof uuid
   language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -2602,11 +2615,7 @@ begin
              uncharged = least(j.uncharged, 2147483646) + case when started then 1 else 0 end,
              started_at = case when started then j.started_at end
        where l.job_id = j.job_id;
-      perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
-      perform pgqueue.ring(j.queue, 1, array[j.job_type]);
-      if pgqueue.watched() then
-        perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);
-      end if;
+      perform pgqueue.say_released(j);
     end if;
     return next g.job_id;
   end loop;
@@ -3384,11 +3393,7 @@ begin
          set status = 'pending', lost = j.lost, uncharged = j.uncharged, max_retries = j.max_retries, errors = j.errors,
              error = 'the lease of worker ' || r.worker || ' ran out', lease_expires_at = null, updated_at = pgqueue.clock()
        where l.job_id = j.job_id;
-      perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
-      perform pgqueue.ring(j.queue, 1, array[j.job_type]);
-      if pgqueue.watched() then
-        perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);
-      end if;
+      perform pgqueue.say_released(j);
     end if;
     moved := moved + 1;
     exit when clock_timestamp() > last;
@@ -4903,13 +4908,13 @@ create view pgqueue.jobs_processing as
 comment on view pgqueue.jobs_processing is 'Jobs that workers hold, found without a look at those that wait.';
 
 create view pgqueue.stuck_jobs as
-  select j.job_id, j.queue, j.job_type, j.status, j.attempts, j.worker_id, j.lease_expires_at, j.due_at, j.updated_at, s.problem
-    from (select p.job_id, 'its lease ran out and no sweep has come by' as problem
-            from pgqueue.jobs_processing p where p.lease_expires_at < pgqueue.clock() - interval '10 seconds'
-          union all
-          select d.job_id, 'it is due and no sweep has come by'
-            from pgqueue.jobs_live d where d.status in ('submitted', 'failed') and d.due_at is not null and d.due_at < pgqueue.clock() - interval '10 seconds') s
-    join pgqueue.jobs_live j on j.job_id = s.job_id;
+  select j.job_id, j.queue, j.job_type, j.status, j.attempts, j.worker_id, j.lease_expires_at, j.due_at, j.updated_at,
+         'its lease ran out and no sweep has come by' as problem
+    from pgqueue.jobs_processing j where j.lease_expires_at < pgqueue.clock() - interval '10 seconds'
+  union all
+  select j.job_id, j.queue, j.job_type, j.status, j.attempts, j.worker_id, j.lease_expires_at, j.due_at, j.updated_at,
+         'it is due and no sweep has come by'
+    from pgqueue.jobs_live j where j.status in ('submitted', 'failed') and j.due_at < pgqueue.clock() - interval '10 seconds';
 comment on view pgqueue.stuck_jobs is 'Jobs that a sweep should have moved on.';
 -- Watch: what was counted, how fast it goes, what is wrong, how many workers it wants.
 --

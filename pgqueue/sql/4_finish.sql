@@ -357,6 +357,19 @@ begin
 end $$;
 comment on function pgqueue.cancel_attempt is 'Ends an attempt as cancelled, as the task asked or as was requested; null: not the owner.';
 
+create function pgqueue.say_released(j pgqueue.jobs) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  as $$
+begin
+  perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
+  perform pgqueue.ring(j.queue, 1, array[j.job_type]);
+  if pgqueue.watched() then
+    perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);
+  end if;
+end $$;
+comment on function pgqueue.say_released(pgqueue.jobs) is
+  'Tells claims, sleepers and watchers of a job that is pending again at its old place.';
+
 create function pgqueue.release(worker_id uuid, job_ids uuid[], attempts int[], started boolean default false)
   returns setof uuid
   language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -380,11 +393,7 @@ begin
              uncharged = least(j.uncharged, 2147483646) + case when started then 1 else 0 end,
              started_at = case when started then j.started_at end
        where l.job_id = j.job_id;
-      perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
-      perform pgqueue.ring(j.queue, 1, array[j.job_type]);
-      if pgqueue.watched() then
-        perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);
-      end if;
+      perform pgqueue.say_released(j);
     end if;
     return next g.job_id;
   end loop;

@@ -122,11 +122,7 @@ begin
          set status = 'pending', lost = j.lost, uncharged = j.uncharged, max_retries = j.max_retries, errors = j.errors,
              error = 'the lease of worker ' || r.worker || ' ran out', lease_expires_at = null, updated_at = pgqueue.clock()
        where l.job_id = j.job_id;
-      perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
-      perform pgqueue.ring(j.queue, 1, array[j.job_type]);
-      if pgqueue.watched() then
-        perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);
-      end if;
+      perform pgqueue.say_released(j);
     end if;
     moved := moved + 1;
     exit when clock_timestamp() > last;

@@ -29,11 +29,11 @@ create view pgqueue.jobs_processing as
 comment on view pgqueue.jobs_processing is 'Jobs that workers hold, found without a look at those that wait.';
 
 create view pgqueue.stuck_jobs as
-  select j.job_id, j.queue, j.job_type, j.status, j.attempts, j.worker_id, j.lease_expires_at, j.due_at, j.updated_at, s.problem
-    from (select p.job_id, 'its lease ran out and no sweep has come by' as problem
-            from pgqueue.jobs_processing p where p.lease_expires_at < pgqueue.clock() - interval '10 seconds'
-          union all
-          select d.job_id, 'it is due and no sweep has come by'
-            from pgqueue.jobs_live d where d.status in ('submitted', 'failed') and d.due_at is not null and d.due_at < pgqueue.clock() - interval '10 seconds') s
-    join pgqueue.jobs_live j on j.job_id = s.job_id;
+  select j.job_id, j.queue, j.job_type, j.status, j.attempts, j.worker_id, j.lease_expires_at, j.due_at, j.updated_at,
+         'its lease ran out and no sweep has come by' as problem
+    from pgqueue.jobs_processing j where j.lease_expires_at < pgqueue.clock() - interval '10 seconds'
+  union all
+  select j.job_id, j.queue, j.job_type, j.status, j.attempts, j.worker_id, j.lease_expires_at, j.due_at, j.updated_at,
+         'it is due and no sweep has come by'
+    from pgqueue.jobs_live j where j.status in ('submitted', 'failed') and j.due_at < pgqueue.clock() - interval '10 seconds';
 comment on view pgqueue.stuck_jobs is 'Jobs that a sweep should have moved on.';

@@ -258,8 +258,8 @@ BUGS = [
     bug(
         "a release drops its job", "missing", given_back,
         Change("release", [
-            ("perform pgqueue.ring(",
-             "delete from pgqueue.jobs_live l where l.job_id = j.job_id; perform pgqueue.ring("),
+            ("perform pgqueue.say_released(",
+             "delete from pgqueue.jobs_live l where l.job_id = j.job_id; perform pgqueue.say_released("),
         ]),
     ),
     bug(

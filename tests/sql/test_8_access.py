@@ -38,7 +38,7 @@ INTERNAL = {
     "lock_key", "note", "publish", "ring", "lower_cursor", "check_depth", "find_job", "finished_job", "known_job",
     "cancel_one", "job_arrives", "jobs_arrived", "jobs_edited", "check_edit", "take", "sweep_due", "sweep_leases",
     "sweep_expired", "sweep_cursors", "sweep_prune", "add_error", "error_record", "keep_few_statistics",
-    "let_in", "was_let_in", "look_at_claims", "note_strays", "say_started",
+    "let_in", "was_let_in", "look_at_claims", "note_strays", "say_started", "say_released",
 }  # fmt: skip
 
 
