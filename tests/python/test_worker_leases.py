@@ -1,6 +1,7 @@
 """The worker in one process: what it holds, claims, waits for and gives back."""
 
 import asyncio
+import statistics
 import threading
 import time
 from typing import Any
@@ -210,17 +211,22 @@ def test_slow_jobs_wait_in_a_worker_only_for_slots_that_come_free_during_a_claim
     with stalling_proxy(database, 0.05) as (through, _), make_app(through, concurrency=10) as app:
 
         @app.task("t")
-        async def t(job: Job) -> None:
+        async def t(n: int) -> None:
             # By then whatever had a slot has begun.
             await asyncio.sleep(0.05)
             ready.append(sum(not held.began for held in worker.held.values()))
-            await asyncio.sleep(0.45)
+            # The first ten end one after the other, and so those that follow them do too.
+            await asyncio.sleep(0.45 + (n * 0.05 if n < 10 else 0))
 
-        connection.execute("insert into pgqueue.jobs (job_type) select 't' from generate_series(1, 100)")
+        connection.execute(
+            """insert into pgqueue.jobs (job_type, payload)
+                 select 't', jsonb_build_object('n', n) from generate_series(0, 99) n"""
+        )
         with worker_of(app) as worker:
             eventually(lambda: connection.execute("select count(*) from pgqueue.jobs_completed").fetchone() == (100,))
-    # A slot comes free every 0.05 s, and a claim is sent when half of what it is to fill up is left.
-    assert 1 <= max(ready) <= 2 * max(claims) / 0.05
+    # A slot comes free every 0.05 s, and a claim is sent when half of what it is to fill up is left. Of most jobs:
+    # where something holds up the process, many slots come free at once.
+    assert statistics.median(ready) <= 2 * statistics.median(claims) / 0.05
 
 
 def test_an_idle_worker_sleeps_and_wakes_by_the_bell(app: App, connection: Session, database: str) -> None:
