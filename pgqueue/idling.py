@@ -136,11 +136,13 @@ class Idling:
 
     def _weigh(self, now: float, claim_time: float) -> _Weighed | None:
         """Return what the time since the last look was like, and count anew; None: it is too early for one."""
-        lasted = now - self._counted_from
-        if lasted <= self._busy_for:
-            return None
         # A claim takes about as long as a commit.
-        weighed = _Weighed(self._jobs * self.alike * claim_time / lasted, self._slept)
+        ringing = self._jobs * self.alike * claim_time
+        # So many jobs are too many, whatever the rest of the time will be like.
+        lasted = max(now - self._counted_from, self._busy_for if ringing > RINGING * self._busy_for else 0.0)
+        if lasted < self._busy_for:
+            return None
+        weighed = _Weighed(ringing / lasted, self._slept)
         self._count_anew(now)
         return weighed
 

@@ -613,9 +613,10 @@ begin
   return new;
 end $$;
 
--- Short, since every INSERT parses the condition anew.
+-- Of cheap nodes, since every INSERT parses the condition anew.
 create trigger jobs_live_arrive before insert on pgqueue.jobs_live
-  for each row when (num_nonnulls(new.scheduled_at, new.ordering_key, new.due_at) > 0 or new.status <> 'pending')
+  for each row
+  when (new.scheduled_at is not null or new.ordering_key is not null or new.due_at is not null or new.status <> 'pending')
   execute function pgqueue.job_arrives();
 
 create function pgqueue.check_ids(job_ids uuid[]) returns void
@@ -672,103 +673,83 @@ create function pgqueue.jobs_arrived() returns trigger
   language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
   as $$
 declare
-  g record;
-  only_queue text;
-  size int;
-  hard_limit int;
-  soft_limit int;
-  silent constant boolean := current_setting('pgqueue.wake', true) is not distinct from 'off';
+  n record;
+  part record;
   slot bigint;
   -- An id made elsewhere may be of another version or of a finished job; one made by this statement cannot.
   first_id constant uuid := lpad(to_hex((date_part('epoch', statement_timestamp()) * 1000)::bigint - 250), 12, '0') || '70000000000000000000';
   last_id constant uuid := lpad(to_hex((date_part('epoch', clock_timestamp()) * 1000)::bigint + 5), 12, '0') || '7fffffffffffffffffff';
 begin
-  perform from arrived limit 2;
-  get diagnostics size = row_count;
-  loop
-    -- One pass over the new rows with all that is to be looked up; a single row pays for no aggregates. Most statements
-    -- are for one queue and need no second pass.
-    if size = 1 then
-      select n.queue, n.queue as last_queue, (n.status = 'pending')::int::bigint as ready, n.seq as top,
-             n.status <> 'pending' or n.errors <> '[]' or n.attempts + n.lost + n.uncharged <> 0
-               or num_nonnulls(n.idempotency_key, n.ordering_key, n.worker_id, n.lease_expires_at, n.finished_at, n.result, n.error,
-                               n.started_at, n.cancel_requested_at, n.progress) > 0
-               or n.created_at > pgqueue.clock() or n.updated_at > pgqueue.clock() or least(n.created_at, n.updated_at) < '0001-01-03 00:00+00' or n.seq > 4611686018427387903 or n.seq < 1
-               or n.queue = '' or n.job_type = ''
-               or n.job_id not between first_id and last_id or n.job_id::text not like '______________7%' as unusual,
-             (select q from pgqueue.queues q where q.name = n.queue) as settings,
-             (select d.pending + n.seq - d.counted_at_seq from pgqueue.queue_depths d where d.queue = n.queue and d.counted_at_seq >= 0) as bound,
-             exists (select from pgqueue.waiting) as sleepers,
-             case when exists (select from pgqueue.watchers) then (select s.last_value from pgqueue.notice_slot s) end as noticed
-        into g from arrived n;
-    else
-      select a.*, (select q from pgqueue.queues q where q.name = a.queue) as settings,
-             (select d.pending + a.top - d.counted_at_seq from pgqueue.queue_depths d where d.queue = a.queue and d.counted_at_seq >= 0) as bound,
-             exists (select from pgqueue.waiting) as sleepers,
-             case when exists (select from pgqueue.watchers) then (select s.last_value from pgqueue.notice_slot s) end as noticed
-        into g
-        from (
-          select min(n.queue) as queue, max(n.queue) as last_queue, count(*) filter (where n.status = 'pending') as ready, max(n.seq) as top,
-                 bool_or(n.status <> 'pending' or n.errors <> '[]' or n.attempts + n.lost + n.uncharged <> 0
-                   or num_nonnulls(n.idempotency_key, n.ordering_key, n.worker_id, n.lease_expires_at, n.finished_at, n.result, n.error,
-                                   n.started_at, n.cancel_requested_at, n.progress) > 0
-                   or n.created_at > pgqueue.clock() or n.updated_at > pgqueue.clock() or least(n.created_at, n.updated_at) < '0001-01-03 00:00+00' or n.seq > 4611686018427387903 or n.seq < 1
-                   or n.queue = '' or n.job_type = ''
-                   or n.job_id not between first_id and last_id or n.job_id::text not like '______________7%') as unusual
-            from arrived n where only_queue is null or n.queue = only_queue) a;
+  -- One look at the first row with all that is to be looked up. Most statements have but that one, of which nothing more is
+  -- to be done: most queues are far from their limits, and the bound of their depth says so.
+  select a.queue, a.queue as last_queue, (a.status = 'pending')::int::bigint as ready, a.seq as top,
+         a.priority = 3 and a.status = 'pending' as low,
+         a.status <> 'pending' or a.errors <> '[]' or a.attempts + a.lost + a.uncharged <> 0
+           or num_nonnulls(a.idempotency_key, a.ordering_key, a.worker_id, a.lease_expires_at, a.finished_at, a.result, a.error,
+                           a.started_at, a.cancel_requested_at, a.progress) > 0
+           or a.created_at > pgqueue.clock() or a.updated_at > pgqueue.clock() or least(a.created_at, a.updated_at) < '0001-01-03 00:00+00' or a.seq > 4611686018427387903 or a.seq < 1
+           or a.queue = '' or a.job_type = ''
+           or a.job_id not between first_id and last_id or a.job_id::text not like '______________7%' as unusual,
+         coalesce((select greatest(d.pending + a.seq - d.counted_at_seq, 0) from pgqueue.queue_depths d where d.queue = a.queue and d.counted_at_seq >= 0)
+                    <= coalesce((select case when q.rate_per_second is null then least(q.soft_limit, q.hard_limit / 2) else -1 end
+                                   from pgqueue.queues q where q.name = a.queue), 50000), false) as roomy,
+         exists (select from pgqueue.waiting) as sleepers,
+         case when exists (select from pgqueue.watchers) then (select s.last_value from pgqueue.notice_slot s) end as noticed,
+         exists (select from arrived offset 1) as more
+    into n from arrived a;
+  if not (n.more or n.unusual or n.sleepers or n.noticed is not null) and n.roomy or n.queue is null then
+    return null;
+  end if;
+  if n.more then
+    select min(a.queue) as queue, max(a.queue) as last_queue, count(*) filter (where a.status = 'pending') as ready, max(a.seq) as top,
+           bool_or(a.priority = 3 and a.status = 'pending') as low,
+           bool_or(a.status <> 'pending' or a.errors <> '[]' or a.attempts + a.lost + a.uncharged <> 0
+             or num_nonnulls(a.idempotency_key, a.ordering_key, a.worker_id, a.lease_expires_at, a.finished_at, a.result, a.error,
+                             a.started_at, a.cancel_requested_at, a.progress) > 0
+             or a.created_at > pgqueue.clock() or a.updated_at > pgqueue.clock() or least(a.created_at, a.updated_at) < '0001-01-03 00:00+00' or a.seq > 4611686018427387903 or a.seq < 1
+             or a.queue = '' or a.job_type = ''
+             or a.job_id not between first_id and last_id or a.job_id::text not like '______________7%') as unusual,
+           null::boolean as roomy, n.sleepers, n.noticed, n.more
+      into n from arrived a;
+  end if;
+  if n.unusual then
+    perform pgqueue.check_names(a.queue, a.job_type) from arrived a where a.queue = '' or a.job_type = '';
+    perform pgqueue.check_new(a) from arrived a
+      where a.status not in ('pending', 'submitted') or a.errors <> '[]' or a.attempts <> 0 or a.lost <> 0 or a.uncharged <> 0
+         or num_nonnulls(a.worker_id, a.lease_expires_at, a.finished_at, a.result, a.error, a.started_at, a.cancel_requested_at, a.progress) > 0
+         or a.created_at > pgqueue.clock() or a.updated_at > pgqueue.clock() or least(a.created_at, a.updated_at) < '0001-01-03 00:00+00' or a.seq > 4611686018427387903 or a.seq < 1;
+    perform pgqueue.check_ids(array_agg(a.job_id)) from arrived a
+      where a.job_id not between first_id and last_id or a.job_id::text not like '______________7%' having count(*) > 0;
+    if found then
+      insert into pgqueue.late_arrivals (job_id, queue, job_type, priority)
+        select a.job_id, a.queue, a.job_type, a.priority from arrived a where a.job_id < first_id;
     end if;
-    exit when g.queue is null;
-    if g.unusual and only_queue is null then
-      perform pgqueue.check_names(n.queue, n.job_type) from arrived n where n.queue = '' or n.job_type = '';
-      perform pgqueue.check_new(n) from arrived n
-        where n.status not in ('pending', 'submitted') or n.errors <> '[]' or n.attempts <> 0 or n.lost <> 0 or n.uncharged <> 0
-           or num_nonnulls(n.worker_id, n.lease_expires_at, n.finished_at, n.result, n.error, n.started_at, n.cancel_requested_at, n.progress) > 0
-           or n.created_at > pgqueue.clock() or n.updated_at > pgqueue.clock() or least(n.created_at, n.updated_at) < '0001-01-03 00:00+00' or n.seq > 4611686018427387903 or n.seq < 1;
-      perform pgqueue.check_ids(array_agg(n.job_id)) from arrived n
-        where n.job_id not between first_id and last_id or n.job_id::text not like '______________7%' having count(*) > 0;
-      if found then
-        insert into pgqueue.late_arrivals (job_id, queue, job_type, priority)
-          select n.job_id, n.queue, n.job_type, n.priority from arrived n where n.job_id < first_id;
-      end if;
-      -- All keys at once, whatever their queues: statements that meet must take them in one order.
-      perform pgqueue.jobs_take_keys(array_agg(a.producer_id::text), array_agg(a.idempotency_key::text),
-                                     array_agg(a.job_id), array_agg(coalesce(q.idempotency_ms, 86400000)))
-         from arrived a left join pgqueue.queues q on q.name = a.queue
-        where a.idempotency_key is not null having count(*) > 0;
-      -- A head that came along is seen by nobody yet, so whoever settles it will see all of these.
-      insert into pgqueue.sweep_notes (queue, ordering_key)
-        select a.queue, a.ordering_key from arrived a where a.ordering_key is not null
-         group by a.queue, a.ordering_key having bool_and(not a.in_line and a.due_at is null);
-    end if;
-    if g.queue <> g.last_queue then
-      only_queue := g.queue;
-      continue;
-    end if;
-
-    hard_limit := coalesce((g.settings).hard_limit, 100000);
-    soft_limit := coalesce((g.settings).soft_limit, 50000);
-    if g.bound is null then
-      g.bound := pgqueue.uncounted_bound(g.queue, g.top, soft_limit, hard_limit);
-    end if;
-    -- Most queues are far from their limits, and the bound of their depth says so.
-    if g.ready > 0 and (coalesce(g.bound, 9223372036854775807) > least(soft_limit, hard_limit / 2)
-                        or (g.settings).rate_per_second is not null) then
-      perform pgqueue.admit(g.queue, g.ready, g.bound, g.settings,
-        (g.settings).shed_low is true
-        and exists (select from arrived a where a.queue = g.queue and a.priority = 3 and a.status = 'pending'));
-    end if;
-    if g.ready > 0 and g.sleepers and not silent then
-      perform pgqueue.ring(g.queue, g.ready, array_agg(distinct a.job_type)) from arrived a where a.queue = g.queue;
-    end if;
-    exit when only_queue is null;
-    select min(n.queue) into only_queue from arrived n where n.queue > only_queue;
-    exit when only_queue is null;
-  end loop;
-
-  if g.noticed is not null and not silent then
+    -- All keys at once, whatever their queues: statements that meet must take them in one order.
+    perform pgqueue.jobs_take_keys(array_agg(a.producer_id::text), array_agg(a.idempotency_key::text),
+                                   array_agg(a.job_id), array_agg(coalesce(q.idempotency_ms, 86400000)))
+       from arrived a left join pgqueue.queues q on q.name = a.queue
+      where a.idempotency_key is not null having count(*) > 0;
+    -- A head that came along is seen by nobody yet, so whoever settles it will see all of these.
+    insert into pgqueue.sweep_notes (queue, ordering_key)
+      select a.queue, a.ordering_key from arrived a where a.ordering_key is not null
+       group by a.queue, a.ordering_key having bool_and(not a.in_line and a.due_at is null);
+  end if;
+  if n.queue = n.last_queue then
+    perform pgqueue.arrive(n.queue, n.top, n.ready, n.low, case when n.sleepers then array(select distinct a.job_type from arrived a) end);
+  else
+    for part in
+      select a.queue, max(a.seq) as top, count(*) filter (where a.status = 'pending') as ready,
+             bool_or(a.priority = 3 and a.status = 'pending') as low,
+             case when n.sleepers then array_agg(distinct a.job_type) end as job_types
+        from arrived a group by a.queue order by a.queue
+    loop
+      perform pgqueue.arrive(part.queue, part.top, part.ready, part.low, part.job_types);
+    end loop;
+  end if;
+  if n.noticed is not null and current_setting('pgqueue.wake', true) is distinct from 'off' then
     -- Commits that notify cannot be grouped: producers share twenty notices a second, and watchers read the rest.
     slot := floor(extract(epoch from clock_timestamp()) * 20);
-    if g.noticed < slot and pgqueue.watched() then
+    if n.noticed < slot and pgqueue.watched() then
       perform setval('pgqueue.notice_slot', slot);
       perform pgqueue.publish(array_agg(pgqueue.event(
           case a.status when 'pending' then 'job.queued' else 'job.submitted' end, a.job_id, a.queue, a.job_type,
@@ -1271,15 +1252,18 @@ begin
   if bound is null then
     bound := pgqueue.uncounted_bound(arrive.queue, top, soft_limit, hard_limit);
   end if;
+  if ready = 0 then
+    return;
+  end if;
   if coalesce(bound, 9223372036854775807) > least(soft_limit, hard_limit / 2) or (g.settings).rate_per_second is not null then
     perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
   end if;
-  if g.sleepers and current_setting('pgqueue.wake', true) is distinct from 'off' then
+  if g.sleepers and job_types is not null and current_setting('pgqueue.wake', true) is distinct from 'off' then
     perform pgqueue.ring(queue, ready, job_types);
   end if;
 end $$;
 comment on function pgqueue.arrive(text, bigint, bigint, boolean, text[]) is
-  'What jobs_arrived does for one queue, owed by whoever inserts `ready` pending jobs straight into jobs_live. `top`: their highest seq; `low`: some are of low priority; `job_types`: of them all.';
+  'Owed for each queue by whoever inserts `ready` pending jobs. `top`: the highest seq of the new jobs; `low`: pending ones are of low priority; `job_types`: of them all, null where nobody is to be woken.';
 -- Enqueue of very many jobs by arrays: what a client calls that has them as columns rather than as JSON.
 
 -- Custom plans, since a plan for any number of rows joins a hundred thousand of them by a loop within a loop. A function of

@@ -192,12 +192,15 @@ begin
   if bound is null then
     bound := pgqueue.uncounted_bound(arrive.queue, top, soft_limit, hard_limit);
   end if;
+  if ready = 0 then
+    return;
+  end if;
   if coalesce(bound, 9223372036854775807) > least(soft_limit, hard_limit / 2) or (g.settings).rate_per_second is not null then
     perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
   end if;
-  if g.sleepers and current_setting('pgqueue.wake', true) is distinct from 'off' then
+  if g.sleepers and job_types is not null and current_setting('pgqueue.wake', true) is distinct from 'off' then
     perform pgqueue.ring(queue, ready, job_types);
   end if;
 end $$;
 comment on function pgqueue.arrive(text, bigint, bigint, boolean, text[]) is
-  'What jobs_arrived does for one queue, owed by whoever inserts `ready` pending jobs straight into jobs_live. `top`: their highest seq; `low`: some are of low priority; `job_types`: of them all.';
+  'Owed for each queue by whoever inserts `ready` pending jobs. `top`: the highest seq of the new jobs; `low`: pending ones are of low priority; `job_types`: of them all, null where nobody is to be woken.';

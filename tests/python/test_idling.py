@@ -79,6 +79,18 @@ def test_who_has_many_jobs_leaves_the_list_until_they_are_few(database: str, con
     idling(database, body)
 
 
+def test_who_has_very_many_jobs_leaves_the_list_at_once(database: str, connection: Session) -> None:
+    async def body(made: Idling) -> None:
+        claims = 0
+        while made.registered:
+            claims += 1
+            await made.worked(100, CLAIM)
+        assert claims == 2
+        assert listed(connection) == []
+
+    idling(database, body)
+
+
 def test_many_workers_alike_ring_as_one_does(database: str, connection: Session) -> None:
     async def body(made: Idling) -> None:
         made.alike = 50

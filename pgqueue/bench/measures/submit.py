@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from pgqueue.bench import statements
 from pgqueue.bench.children import clients
+from pgqueue.bench.draining import load
 from pgqueue.bench.figures import Measure, Place, Ratio, Sample, Variant, percentile
 from pgqueue.bench.machine import Meter
 from pgqueue.bench.scratch import Database
@@ -17,8 +18,11 @@ def plain(connection: SyncConnection) -> None:
 
 
 def submitted(database: Database, site: Site, count: int, role: str, **told: object) -> Sample:
-    """Let clients submit for the site's seconds."""
+    """Let clients submit for the site's seconds, to a queue that sweeps have counted, as beside any live worker."""
     with clients(database, count, role, seconds=site.sizes.seconds, **told) as started, database.connection() as own:
+        load(1)(own)
+        for _ in range(2):
+            statements.run(own, statements.SWEEP)
         meter = Meter(own)
         answers: list[dict[str, Any]] = started.run()
         jobs = sum(answer["jobs"] for answer in answers)
