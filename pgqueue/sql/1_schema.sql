@@ -38,14 +38,27 @@ begin
   if pg_catalog.current_setting('server_version_num')::int >= 180000 then
     create function pgqueue.new_job_id() returns uuid language sql volatile parallel safe
       as 'select pg_catalog.uuidv7()';
+    create function pgqueue.made_between(job_id uuid, since timestamptz, upto timestamptz) returns boolean
+      language sql stable parallel safe
+      as 'select pg_catalog.uuid_extract_version(job_id) = 7 and pg_catalog.uuid_extract_timestamp(job_id) between since and upto';
   else
     create function pgqueue.new_job_id() returns uuid language sql volatile parallel safe
       as $f$
         select (pg_catalog.lpad(pg_catalog.to_hex(pg_catalog.trunc(extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint), 12, '0')
                 || '7' || pg_catalog.substr(pg_catalog.gen_random_uuid()::text, 16))::uuid
       $f$;
+    create function pgqueue.made_between(job_id uuid, since timestamptz, upto timestamptz) returns boolean
+      language sql stable parallel safe
+      as $f$
+        select job_id between
+          (pg_catalog.lpad(pg_catalog.to_hex((extract(epoch from since) * 1000)::bigint), 12, '0') || '70000000000000000000')::uuid
+          and (pg_catalog.lpad(pg_catalog.to_hex((extract(epoch from upto) * 1000)::bigint), 12, '0') || '7fffffffffffffffffff')::uuid
+          and job_id::text like '______________7%'
+      $f$;
   end if;
 end $$;
+comment on function pgqueue.made_between(uuid, timestamptz, timestamptz) is
+  'Whether a UUID is of version 7, and made between two instants; null is no. Inlined, so that it costs little to ask.';
 comment on function pgqueue.new_job_id() is 'A UUID of version 7: milliseconds since 1970, then random bits.';
 
 create function pgqueue.new_job_ids(jobs integer) returns uuid[]

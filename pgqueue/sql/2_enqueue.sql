@@ -100,8 +100,7 @@ declare
   part record;
   slot bigint;
   -- An id made elsewhere may be of another version or of a finished job; one made by this statement cannot.
-  first_id constant uuid := lpad(to_hex((date_part('epoch', statement_timestamp()) * 1000)::bigint - 250), 12, '0') || '70000000000000000000';
-  last_id constant uuid := lpad(to_hex((date_part('epoch', clock_timestamp()) * 1000)::bigint + 5), 12, '0') || '7fffffffffffffffffff';
+  since constant timestamptz := statement_timestamp() - interval '250 ms';
 begin
   -- One look at the first row with all that is to be looked up. Most statements have but that one, of which nothing more is
   -- to be done: most queues are far from their limits, and the bound of their depth says so.
@@ -110,9 +109,9 @@ begin
          a.status <> 'pending' or a.errors <> '[]' or a.attempts + a.lost + a.uncharged <> 0
            or num_nonnulls(a.idempotency_key, a.ordering_key, a.worker_id, a.lease_expires_at, a.finished_at, a.result, a.error,
                            a.started_at, a.cancel_requested_at, a.progress) > 0
-           or a.created_at > pgqueue.clock() or a.updated_at > pgqueue.clock() or least(a.created_at, a.updated_at) < '0001-01-03 00:00+00' or a.seq > 4611686018427387903 or a.seq < 1
+           or a.created_at <> pgqueue.clock() or a.updated_at <> pgqueue.clock() or a.seq > 4611686018427387903 or a.seq < 1
            or a.queue = '' or a.job_type = ''
-           or a.job_id not between first_id and last_id or a.job_id::text not like '______________7%' as unusual,
+           or pgqueue.made_between(a.job_id, since, clock_timestamp() + interval '5 ms') is not true as unusual,
          coalesce((select greatest(d.pending + a.seq - d.counted_at_seq, 0) from pgqueue.queue_depths d where d.queue = a.queue and d.counted_at_seq >= 0)
                     <= coalesce((select case when q.rate_per_second is null then least(q.soft_limit, q.hard_limit / 2) else -1 end
                                    from pgqueue.queues q where q.name = a.queue), 50000), false) as roomy,
@@ -129,9 +128,9 @@ begin
            bool_or(a.status <> 'pending' or a.errors <> '[]' or a.attempts + a.lost + a.uncharged <> 0
              or num_nonnulls(a.idempotency_key, a.ordering_key, a.worker_id, a.lease_expires_at, a.finished_at, a.result, a.error,
                              a.started_at, a.cancel_requested_at, a.progress) > 0
-             or a.created_at > pgqueue.clock() or a.updated_at > pgqueue.clock() or least(a.created_at, a.updated_at) < '0001-01-03 00:00+00' or a.seq > 4611686018427387903 or a.seq < 1
+             or a.created_at <> pgqueue.clock() or a.updated_at <> pgqueue.clock() or a.seq > 4611686018427387903 or a.seq < 1
              or a.queue = '' or a.job_type = ''
-             or a.job_id not between first_id and last_id or a.job_id::text not like '______________7%') as unusual,
+             or pgqueue.made_between(a.job_id, since, clock_timestamp() + interval '5 ms') is not true) as unusual,
            null::boolean as roomy, n.sleepers, n.noticed, n.more
       into n from arrived a;
   end if;
@@ -142,10 +141,10 @@ begin
          or num_nonnulls(a.worker_id, a.lease_expires_at, a.finished_at, a.result, a.error, a.started_at, a.cancel_requested_at, a.progress) > 0
          or a.created_at > pgqueue.clock() or a.updated_at > pgqueue.clock() or least(a.created_at, a.updated_at) < '0001-01-03 00:00+00' or a.seq > 4611686018427387903 or a.seq < 1;
     perform pgqueue.check_ids(array_agg(a.job_id)) from arrived a
-      where a.job_id not between first_id and last_id or a.job_id::text not like '______________7%' having count(*) > 0;
+      where pgqueue.made_between(a.job_id, since, clock_timestamp() + interval '5 ms') is not true having count(*) > 0;
     if found then
       insert into pgqueue.late_arrivals (job_id, queue, job_type, priority)
-        select a.job_id, a.queue, a.job_type, a.priority from arrived a where a.job_id < first_id;
+        select a.job_id, a.queue, a.job_type, a.priority from arrived a where pgqueue.id_time(a.job_id) < since;
     end if;
     -- All keys at once, whatever their queues: statements that meet must take them in one order.
     perform pgqueue.jobs_take_keys(array_agg(a.producer_id::text), array_agg(a.idempotency_key::text),

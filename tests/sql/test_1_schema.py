@@ -334,6 +334,25 @@ def test_id_time_reads_all_48_bits(q: Verbs) -> None:
         assert read == milliseconds
 
 
+MADE = "pgqueue.made_between(%s::uuid, now() - interval '1 s', now() + interval '1 s')"
+
+
+def test_made_between_asks_for_version_and_time(q: Verbs) -> None:
+    assert q.value(f"select {MADE}", [q.value("select pgqueue.new_job_id()")]) is True
+    milliseconds = q.value("select (extract(epoch from now()) * 1000)::bigint")
+    for off, version in ((-2000, 7), (2000, 7), (0, 4)):
+        job_id = uuid.UUID(int=(milliseconds + off) << 80 | version << 76 | 2 << 62)
+        assert not q.value(f"select {MADE}", [job_id])
+
+
+def test_made_between_is_inlined(q: Verbs) -> None:
+    query = "select pgqueue.made_between(j.job_id, now(), clock_timestamp()) from pgqueue.jobs_live j"
+    (plan,) = q.value(f"explain (verbose, format json) {query}")
+    (output,) = plan["Plan"]["Output"]
+    assert "job_id" in output
+    assert "made_between" not in output
+
+
 def test_shards_are_0_to_63_and_follow_the_ordering_key(q: Verbs) -> None:
     q.fill(2000)
     found = q.rows("select shard, count(*) as jobs from pgqueue.jobs group by shard")
