@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,6 +26,7 @@ Row = Mapping[str, Any]
 PANES: Final = ("queues", "workers", "running", "failed")
 _HELP: Final = "q quit · tab pane · ↑↓ select · p pause or resume · r retry · c cancel"
 _MOST: Final = 50
+_CUT: Final = ("running", "failed")
 _COUNTS: Final = ("pending", "processing", "submitted", "failed")
 
 
@@ -41,7 +42,7 @@ def top(door: Door, /, every: float, once: bool) -> None:
     with door.client() as client, door.connection() as connection:
 
         def look() -> Row:
-            return calling.run(connection, calls_watch.TOP, limit=_MOST)
+            return calling.run(connection, calls_watch.TOP, limit=_MOST + 1)
 
         if door.as_json:
             print_json(look())
@@ -241,7 +242,9 @@ def _pane(state: State, pane: str, lines: int, now: datetime) -> list[Renderable
 
     items = state.items(pane)
     here = state.pane == pane
-    title = Text(f"{'▶' if here else ' '} {pane} ({len(items)}{'+' if len(items) >= _MOST else ''})", style="bold")
+    # Jobs of each status are looked at up to a number, queues and workers are all there.
+    cut = pane in _CUT and max(Counter(row.get("status") for row in items).values(), default=0) > _MOST
+    title = Text(f"{'▶' if here else ' '} {pane} ({len(items)}{'+' if cut else ''})", style="bold")
     headings, cells = _COLUMNS[pane]
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
     for heading in headings.split():

@@ -74,6 +74,16 @@ def test_axe_finds_nothing_serious(screens: Screens, scene: Scene, axe: str, wid
     assert found == {}
 
 
+def test_tabs_count_only_what_all_of_them_show(screens: Screens, scene: Scene) -> None:
+    scene.enqueue("other", queue="elsewhere")
+    with screens.open("/dashboard/jobs") as page:
+        assert page.locator("nav.tabs span").count() > 0
+        page.goto(f"{screens.url}/dashboard/jobs?queue=elsewhere")
+        assert page.locator("nav.tabs a").count() > 1
+        # These are counts of all queues.
+        assert page.locator("nav.tabs span").count() == 0
+
+
 def test_hostile_text_is_text_and_big_integers_are_exact(screens: Screens, scene: Scene) -> None:
     with screens.open(f"/dashboard/jobs/{scene.hostile}") as page:
         assert HOSTILE in page.inner_text("#main")

@@ -104,6 +104,20 @@ def add(connection: Connection, job_type: str, queue: str = "default") -> Any:
     return row[0]
 
 
+@pytest.mark.parametrize(("jobs", "told"), [(50, "failed (50)"), (51, "failed (51+)")])
+def test_it_says_when_there_may_be_more(database: str, connection: Connection, jobs: int, told: str) -> None:
+    worker = uuid4()
+    connection.execute("insert into pgqueue.jobs (job_type) select 't' from generate_series(1, %s)", (jobs,))
+    connection.execute(
+        """select pgqueue.fail(%s, c.job_id, 1, '{"type": "E", "message": "broken"}', false)
+             from pgqueue.claim(%s, '{default}', %s) c""",
+        (worker, worker, jobs),
+    )
+    done = CliRunner().invoke(root, ["top", "--once"], env={"PGQUEUE_DSN": database})
+    assert done.exit_code == 0, done.output
+    assert told in done.output
+
+
 def test_it_shows_and_acts(terminal: Terminal, connection: Connection) -> None:
     worker = uuid4()
     connection.execute(
@@ -157,7 +171,7 @@ def test_a_thousand_queues_fit(terminal: Terminal, connection: Connection) -> No
     connection.execute(
         "insert into pgqueue.jobs (job_type, queue) select 't', 'queue-' || n from generate_series(1, 200) n"
     )
-    terminal.shows("queues (200+)", "workers (0)", "failed (0)", "q quit")
+    terminal.shows("queues (200)", "workers (0)", "failed (0)", "q quit")
 
 
 def test_numbers_are_whole_on_a_narrow_terminal(database: str, connection: Connection) -> None:
