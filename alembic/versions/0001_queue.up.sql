@@ -688,7 +688,6 @@ create function pgqueue.jobs_arrived() returns trigger
 declare
   n record;
   part record;
-  slot bigint;
   -- An id made elsewhere may be of another version or of a finished job; one made by this statement cannot.
   since constant timestamptz := statement_timestamp() - interval '250 ms';
 begin
@@ -706,10 +705,12 @@ begin
                     <= coalesce((select case when q.rate_per_second is null then least(q.soft_limit, q.hard_limit / 2) else -1 end
                                    from pgqueue.queues q where q.name = a.queue), 50000), false) as roomy,
          exists (select from pgqueue.waiting) as sleepers,
-         case when exists (select from pgqueue.watchers) then (select s.last_value from pgqueue.notice_slot s) end as noticed,
+         -- Commits that notify cannot be grouped: producers share twenty notices a second, and watchers read the rest.
+         exists (select from pgqueue.watchers)
+           and (select s.last_value <= date_part('epoch', clock_timestamp()) * 20 - 1 from pgqueue.notice_slot s) as notice,
          exists (select from arrived offset 1) as more
     into n from arrived a;
-  if not (n.more or n.unusual or n.sleepers or n.noticed is not null) and n.roomy or n.queue is null then
+  if not (n.more or n.unusual or n.sleepers or n.notice) and n.roomy or n.queue is null then
     return null;
   end if;
   if n.more then
@@ -721,7 +722,7 @@ begin
              or a.created_at <> pgqueue.clock() or a.updated_at <> pgqueue.clock() or a.seq > 4611686018427387903 or a.seq < 1
              or a.queue = '' or a.job_type = ''
              or pgqueue.made_between(a.job_id, since, clock_timestamp() + interval '5 ms') is not true) as unusual,
-           null::boolean as roomy, n.sleepers, n.noticed, n.more
+           null::boolean as roomy, n.sleepers, n.notice, n.more
       into n from arrived a;
   end if;
   if n.unusual then
@@ -746,28 +747,27 @@ begin
       select a.queue, a.ordering_key from arrived a where a.ordering_key is not null
        group by a.queue, a.ordering_key having bool_and(not a.in_line and a.due_at is null);
   end if;
-  if n.queue = n.last_queue then
-    perform pgqueue.arrive(n.queue, n.top, n.ready, n.low, case when n.sleepers then array(select distinct a.job_type from arrived a) end);
-  else
-    for part in
-      select a.queue, max(a.seq) as top, count(*) filter (where a.status = 'pending') as ready,
-             bool_or(a.priority = 3 and a.status = 'pending') as low,
-             case when n.sleepers then array_agg(distinct a.job_type) end as job_types
-        from arrived a group by a.queue order by a.queue
-    loop
-      perform pgqueue.arrive(part.queue, part.top, part.ready, part.low, part.job_types);
-    end loop;
-  end if;
-  if n.noticed is not null and current_setting('pgqueue.wake', true) is distinct from 'off' then
-    -- Commits that notify cannot be grouped: producers share twenty notices a second, and watchers read the rest.
-    slot := floor(extract(epoch from clock_timestamp()) * 20);
-    if n.noticed < slot and pgqueue.watched() then
-      perform setval('pgqueue.notice_slot', slot);
-      perform pgqueue.publish(array_agg(pgqueue.event(
-          case a.status when 'pending' then 'job.queued' else 'job.submitted' end, a.job_id, a.queue, a.job_type,
-          null, a.status, 0) order by a.seq))
-         from (select * from arrived order by seq limit 2000) a;
+  if n.sleepers or n.roomy is not true then
+    if n.queue = n.last_queue then
+      perform pgqueue.arrive(n.queue, n.top, n.ready, n.low,
+                             case when n.sleepers then array(select distinct a.job_type from arrived a) end);
+    else
+      for part in
+        select a.queue, max(a.seq) as top, count(*) filter (where a.status = 'pending') as ready,
+               bool_or(a.priority = 3 and a.status = 'pending') as low,
+               case when n.sleepers then array_agg(distinct a.job_type) end as job_types
+          from arrived a group by a.queue order by a.queue
+      loop
+        perform pgqueue.arrive(part.queue, part.top, part.ready, part.low, part.job_types);
+      end loop;
     end if;
+  end if;
+  if n.notice and current_setting('pgqueue.wake', true) is distinct from 'off' and pgqueue.watched() then
+    perform setval('pgqueue.notice_slot', floor(extract(epoch from clock_timestamp()) * 20)::bigint);
+    perform pgqueue.publish(array_agg(pgqueue.event(
+        case a.status when 'pending' then 'job.queued' else 'job.submitted' end, a.job_id, a.queue, a.job_type,
+        null, a.status, 0) order by a.seq))
+       from (select * from arrived order by seq limit 2000) a;
   end if;
   return null;
 end $$;
