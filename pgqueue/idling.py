@@ -5,8 +5,8 @@ asks for the bell and claims on until every writer that may have looked before i
 each claim that finds nothing, until the bell rings, or for the poll interval.
 
 Commits that ring go through one at a time. So a worker is on the list as long as jobs come slowly enough to take a
-small part of that time, and else claims by itself. Which of the two is looked at once in a while, and more rarely where
-the answer changed back and forth, so that the list is rarely written.
+small part of that time, and else claims by itself. Which of the two is looked at once in a while, or as soon as there
+were too many for all of it; and more rarely where the answer changed back and forth, so that it is rarely written.
 """
 
 import asyncio

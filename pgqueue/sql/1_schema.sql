@@ -58,7 +58,7 @@ begin
   end if;
 end $$;
 comment on function pgqueue.made_between(uuid, timestamptz, timestamptz) is
-  'Whether a UUID is of version 7, and made between two instants; null is no. Inlined, so that it costs little to ask.';
+  'Whether a UUID is of version 7, and made between two instants; null is no. Inlined, so that to ask once costs little.';
 comment on function pgqueue.new_job_id() is 'A UUID of version 7: milliseconds since 1970, then random bits.';
 
 create function pgqueue.new_job_ids(jobs integer) returns uuid[]

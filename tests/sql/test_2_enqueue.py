@@ -159,6 +159,12 @@ def test_insert_select_of_many_rows_is_a_full_enqueue(q: Verbs) -> None:
         assert line == sorted(line)
 
 
+def test_the_first_look_at_many_rows_asks_for_one(q: Verbs) -> None:
+    q.session.execute("load 'plpgsql'; set plpgsql.extra_errors = 'too_many_rows'")
+    q.session.execute("insert into pgqueue.jobs (job_type) select 't' from generate_series(1, 3)")
+    assert len(q.claim(9)) == 3
+
+
 def test_copy_is_a_full_enqueue(q: Verbs) -> None:
     now = q.freeze()
     with q.session.cursor().copy(
