@@ -160,7 +160,8 @@ class Claimer:
             rows = await self._link.call(calls.CLAIM, max_jobs=wanted, **self._parameters)
         finally:
             self._asked -= wanted
-        self._claim_time += (time.monotonic() - began - self._claim_time) * 0.1
+        took = time.monotonic() - began
+        self._claim_time += (took - self._claim_time) * 0.1
         if rows:
             self._take(rows, began)
         if rows or self._fed:
@@ -169,7 +170,7 @@ class Claimer:
         elif self._empty is not None:
             self._empty()
         if len(rows) * 2 < wanted and not self._stopped:
-            await self._idling.wait(len(rows), self._claim_time)
+            await self._idling.wait(len(rows), min(self._claim_time, took))
 
     def _wanted(self) -> int:
         """Return how many jobs to claim now."""

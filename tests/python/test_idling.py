@@ -1,6 +1,7 @@
 """When a worker asks for the bell, and when it claims by itself."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
@@ -10,6 +11,8 @@ import psycopg
 from pgqueue.connections import Link
 from pgqueue.idling import Idling
 from pgqueue.settings import Settings
+from tests.meet import wait_until
+from tests.python.running import make_app, worker_of
 
 Session = psycopg.Connection[Any]
 #: Seconds.
@@ -110,3 +113,23 @@ def test_who_is_busy_without_a_break_leaves_the_list(database: str, connection: 
         assert listed(connection) == []
 
     idling(database, body)
+
+
+def test_a_claim_that_was_held_up_once_delays_none_after_it(database: str, connection: Session) -> None:
+    held_up = (
+        "select count(*) from pg_stat_activity where application_name = 'pgqueue worker' and wait_event_type = 'Lock'"
+    )
+    with make_app(database, wake="poll", poll_interval=0.1) as app:
+        app.task("t")(lambda: None)
+        with worker_of(app, maintenance=False), psycopg.connect(database) as holder:
+            app.finished_job_sync(app.enqueue_sync("t"), wait=10)
+            holder.execute("lock table pgqueue.jobs_live in access exclusive mode")
+            wait_until(lambda: connection.execute(held_up).fetchone() != (0,), 10)
+            began = time.monotonic()
+            time.sleep(3)
+            holder.commit()
+            lasted = time.monotonic() - began
+            wait_until(lambda: connection.execute(held_up).fetchone() == (0,), 10)
+            row = app.finished_job_sync(app.enqueue_sync("t"), wait=30)
+            assert row.started_at is not None
+            assert (row.started_at - row.created_at).total_seconds() < lasted
