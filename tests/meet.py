@@ -12,11 +12,50 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+_LOOK_EVERY = 0.05
+
+
+class _Stalls:
+    """Counts for how long the machine stood still, by a thread that should wake often."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._seen: float | None = None
+        self._lost = 0.0
+
+    def running_time(self) -> float:
+        with self._guard:
+            if self._seen is None:
+                threading.Thread(target=self._watch, name="stalls", daemon=True).start()
+            return self._look()
+
+    def _look(self) -> float:
+        now = time.monotonic()
+        if self._seen is not None:
+            self._lost += max(now - self._seen - 4 * _LOOK_EVERY, 0.0)
+        self._seen = now
+        return now - self._lost
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_LOOK_EVERY)
+            with self._guard:
+                self._look()
+
+
+_stalls = _Stalls()
+
+
+def running_time() -> float:
+    """As time.monotonic(), without the time for which this machine, or this process, did not run at all."""
+    return _stalls.running_time()
+
+
 def wait_until(predicate: Callable[[], T], timeout: float = 10.0, interval: float = 0.01) -> T:
     """Calls `predicate` until it returns something true, and returns that; fails after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
+    deadline = running_time() + timeout
     while not (value := predicate()):
-        assert time.monotonic() < deadline, f"still {value!r} after {timeout:g} s"
+        assert running_time() < deadline, f"still {value!r} after {timeout:g} s"
         time.sleep(interval)
     return value
 

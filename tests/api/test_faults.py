@@ -18,7 +18,7 @@ from pgqueue.settings import Settings
 from tests.api.conftest import Live, MakeLive, Serve
 from tests.api.problems import problem
 from tests.conftest import Connect
-from tests.meet import wait_until
+from tests.meet import running_time, wait_until
 from tests.servers import OwnServer
 
 OURS = (
@@ -36,9 +36,9 @@ def test_a_restart_of_the_database_is_503_meanwhile_and_loses_nothing(own_server
 
     def post(client: httpx.Client) -> None:
         while not stop.is_set():
-            begun = time.monotonic()
+            begun = running_time()
             answer = client.post("/jobs", json={"type": "a"})
-            assert time.monotonic() - begun < 12
+            assert running_time() - begun < 12
             if answer.status_code == 201:
                 accepted.append(answer.json()["job_id"])
             else:
@@ -60,9 +60,9 @@ def test_a_restart_of_the_database_is_503_meanwhile_and_loses_nothing(own_server
             assert (ready.status_code, ready.json()["checks"]["database"]["ok"]) == (503, False)
             own_server.start()
             count = len(accepted)
-            begun = time.monotonic()
+            begun = running_time()
             wait_until(lambda count=count: len(accepted) > count, 15)  # type: ignore[misc]
-            assert time.monotonic() - begun < 10
+            assert running_time() - begun < 10
         stop.set()
         for one in posting:
             one.result()
@@ -89,10 +89,10 @@ def test_streams_outlive_a_restart_of_the_database(own_server: OwnServer) -> Non
             own_server.start()
             with psycopg.connect(own_server.dsn, autocommit=True) as session:
                 session.execute("select pgqueue.cancel(%s)", [row[0]])
-            done = time.monotonic()
+            done = running_time()
             seen = [event["event"] for event in events if event["event"] != "ping"]
         assert seen == ["job.cancelled"]
-        assert time.monotonic() - done < 8
+        assert running_time() - done < 8
     finally:
         api.close()
 
@@ -185,10 +185,10 @@ def test_a_database_that_says_nothing_is_answered_for_in_time(own_server: OwnSer
     try:
         assert api.http.post("/jobs", json={"type": "a"}).status_code == 201
         silent.stall(True)
-        begun = time.monotonic()
+        begun = running_time()
         with ThreadPoolExecutor(12) as pool:
             answers = list(pool.map(lambda _: api.http.post("/jobs", json={"type": "a"}), range(12)))
-        assert time.monotonic() - begun < 12
+        assert running_time() - begun < 12
         assert {answer.status_code for answer in answers} == {503}
         assert api.http.get("/health/ready").status_code == 503
         silent.stall(False)
@@ -231,11 +231,11 @@ def test_clients_that_vanish_leave_nothing_behind(live: MakeLive, connect: Conne
     wait_until(lambda: api.hub.followers == 0, 20)
     assert api.app.state.pgqueue._streams == 0
     wait_until(lambda: not session.execute(OURS).fetchall(), 10)
-    begun = time.monotonic()
+    begun = running_time()
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: api.http.get("/jobs").status_code, range(8)))
     assert answers == [200] * 8
-    assert time.monotonic() - begun < 5
+    assert running_time() - begun < 5
     wait_until(lambda: session.execute("select count(*) from pgqueue.waiting").fetchone() == (0,), 5)
     assert api.http.get(f"/jobs/{jobs[0]}").json()["status"] == "pending"
 

@@ -350,7 +350,7 @@ def test_a_result_is_waited_for(make_api: MakeApi, connect: Connect) -> None:
     assert (now.status_code, now.json()["status"]) == (202, "pending")
     begun = time.monotonic()
     assert api.get(f"/jobs/{job_id}/result?wait=0.5").status_code == 202
-    assert 0.4 < time.monotonic() - begun < 3
+    assert 0.4 < time.monotonic() - begun < 20
 
     def finish() -> None:
         session, worker = connect(), uuid.uuid4()
@@ -364,7 +364,7 @@ def test_a_result_is_waited_for(make_api: MakeApi, connect: Connect) -> None:
     thread.start()
     begun = time.monotonic()
     answer = api.get(f"/jobs/{job_id}/result?wait=30")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     thread.join()
     assert answer.status_code == 200
     assert (answer.json()["status"], answer.json()["result"], answer.json()["attempts"]) == ("completed", {"x": 100}, 1)

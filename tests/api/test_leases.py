@@ -145,10 +145,10 @@ def test_a_long_poll_ends_with_the_first_job(live: MakeLive, worker: str, connec
     waited = time.monotonic() - begun
     thread.join()
     assert len(answer.json()["jobs"]) == 1
-    assert 0.4 < waited < 3
+    assert 0.4 < waited < 15
     begun = time.monotonic()
     assert api.http.post("/leases/claim", json={"worker_id": worker, "wait_ms": 400}).json() == {"jobs": []}
-    assert 0.3 < time.monotonic() - begun < 3
+    assert 0.3 < time.monotonic() - begun < 15
     assert session.execute("select count(*) from pgqueue.waiting").fetchone() == (0,)
     [shown] = api.http.get("/workers").json()["items"]
     assert (shown["worker_id"], shown["hostname"], shown["live"]) == (worker, "http", True)

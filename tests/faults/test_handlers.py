@@ -25,6 +25,7 @@ import pytest
 from pgqueue import App
 from pgqueue.testing import assert_enqueued
 from tests.conftest import Connect
+from tests.meet import running_time
 from tests.python.apps import MARKS, VALUES
 from tests.python.running import eventually, make_app, worker_process
 
@@ -66,10 +67,10 @@ def test_errors_of_any_size_end_their_attempt(app: App, database: str, connect: 
             for what in ("10 MB", "4-byte", "recursion")
         ]
         rows = [app.finished_job_sync(job, wait=30) for job in jobs]
-        began = time.monotonic()
+        began = running_time()
         for job in jobs:
             app.job_sync(job)
-        assert time.monotonic() - began < 3
+        assert running_time() - began < 3
     for row, kind in zip(rows, ("ValueError", "ValueError", "RecursionError"), strict=True):
         assert (row.status, row.attempts) == ("dead_letter", 2)
         for error in row.errors:
@@ -102,9 +103,9 @@ def test_threads_that_do_not_stop_keep_no_slot(app: App, database: str, connecti
         stuck = app.enqueue_many_sync(
             [{"job_type": "blocking", "payload": {"seconds": 30}, "timeout": 1, "retry_policy": AT_ONCE}] * 5
         )
-        began = time.monotonic()
+        began = running_time()
         app.finished_job_sync(app.enqueue_sync("marked"), wait=30)
-        assert time.monotonic() - began < 10
+        assert running_time() - began < 10
         rows = eventually(lambda: [row for row in map(app.job_sync, stuck) if row.errors], within=20)
         assert all("longer than its timeout" in row.errors[0]["message"] for row in rows)
         assert all(1000 <= row.errors[0]["duration_ms"] <= 3000 for row in rows)
@@ -128,9 +129,9 @@ def test_an_old_worker_leaves_new_job_types_alone(app: App, database: str, conne
         assert {(row.status, row.attempts) for row in rows} == {("pending", 0)}
         assert "worker" in app.why_sync(job)
         with worker_process(database, "tests.python.apps:newer", **QUICK):
-            began = time.monotonic()
+            began = running_time()
             eventually(lambda: len(starts(connection)) == 2)
-            assert time.monotonic() - began < 5
+            assert running_time() - began < 5
             assert {app.finished_job_sync(row, wait=10).status for row in rows} == {"completed"}
 
 

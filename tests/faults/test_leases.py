@@ -26,6 +26,7 @@ import psycopg
 import pytest
 
 from pgqueue import App
+from tests.meet import running_time
 from tests.python.apps import MARKS
 from tests.python.running import command, eventually, make_app, stalling_proxy, worker_process
 
@@ -83,11 +84,11 @@ def test_a_new_worker_of_the_same_name_keeps_no_dead_ones_job(app: App, database
         eventually(lambda: starts(connection))
         first.send(signal.SIGKILL)
         first.ended(5)
-        killed_at = time.monotonic()
+        killed_at = running_time()
         with worker_process(database, call=call, **QUICK):
             eventually(lambda: starts(connection)[job.job_id] == 2)
             # Lease, sweep and a second, with room for the start of a process.
-            assert time.monotonic() - killed_at < 2 + 0.5 + 1 + 5
+            assert running_time() - killed_at < 2 + 0.5 + 1 + 5
             assert app.finished_job_sync(job, wait=20).attempts == 2
 
 
@@ -98,9 +99,9 @@ def test_jobs_do_not_need_the_row_of_their_worker(app: App, database: str, conne
         with worker_process(database, **QUICK):
             owner.send(signal.SIGKILL)
             connection.execute("delete from pgqueue.workers where worker_id = %s", (app.job_sync(job).worker_id,))
-            killed_at = time.monotonic()
+            killed_at = running_time()
             eventually(lambda: starts(connection)[job.job_id] == 2)
-            assert time.monotonic() - killed_at < 2 + 0.5 + 1 + 3
+            assert running_time() - killed_at < 2 + 0.5 + 1 + 3
             # A worker that lives comes back to the list, and keeps its job meanwhile.
             connection.execute("delete from pgqueue.workers")
             assert app.finished_job_sync(job, wait=30).attempts == 2
@@ -126,7 +127,7 @@ def test_a_job_that_is_due_later_than_a_lease_starts_once(app: App, database: st
     assert set(starts(connection).values()) == {1}
     waits = [(row.started_at - row.created_at).total_seconds() for row in rows if row.started_at]
     assert min(waits) >= 5
-    assert max(waits) < 5 + 2
+    assert max(waits) < 5 + 10
 
 
 @pytest.mark.parametrize("gone", ["stopped", "silent"])
@@ -150,6 +151,6 @@ def test_everything_ends_without_its_database(own_server: Any, words: tuple[str,
             stall()
         time.sleep(1)
         process.send(signal.SIGTERM)
-        began = time.monotonic()
+        began = running_time()
         process.ended(1 + 5 + 5)
-        assert time.monotonic() - began < 1 + 5
+        assert running_time() - began < 1 + 5

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from pgqueue.programs import servers_of
-from tests.meet import wait_until
+from tests.meet import running_time, wait_until
 from tests.python.running import CHECKOUT
 from tests.servers import OwnServer
 
@@ -212,9 +212,9 @@ def test_it_ends_when_told_though_the_database_is_gone(own_server: OwnServer, fa
             frozen(pids, signal.SIGSTOP)
         try:
             time.sleep(1.5)
-            began = time.monotonic()
+            began = running_time()
             process.stop(30)
-            assert time.monotonic() - began < 6
+            assert running_time() - began < 6
         finally:
             if fault == "hung":
                 frozen(pids, signal.SIGCONT)

@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from pgqueue import App, calls, schema
 from tests.conftest import Connect
+from tests.meet import running_time
 from tests.python.apps import MARKS
 from tests.python.running import CHECKOUT, eventually, make_app, marks, stalling_proxy, worker_process
 
@@ -41,10 +42,10 @@ def test_a_killed_workers_job_is_taken_over_by_one_that_runs(app: App, database:
         eventually(lambda: starts(connection))
         owner = str(app.job_sync(job).worker_id)
         os.kill(next(row["pid"] for row in app.workers_sync() if row["worker_id"] == owner), signal.SIGKILL)
-        killed_at = time.monotonic()
+        killed_at = running_time()
         eventually(lambda: starts(connection)[job.job_id] == 2)
         # Lease, sweep and a second, with room for a busy machine.
-        assert time.monotonic() - killed_at < 2 + 0.3 + 1 + 5
+        assert running_time() - killed_at < 2 + 0.3 + 1 + 5
         row = app.finished_job_sync(job, wait=30)
     assert (row.status, row.attempts, row.lost, row.max_retries) == ("completed", 2, 1, 3)
     assert "let its lease run out" in row.errors[0]["message"]
@@ -99,9 +100,9 @@ def test_nothing_holds_up_the_end_for_long(app: App, database: str, connection: 
         app.enqueue_sync(task, {"seconds": 60})
         eventually(lambda: connection.execute("select count(*) from public.marks").fetchone() == (1,))
         worker.send(signal.SIGTERM)
-        began = time.monotonic()
+        began = running_time()
         worker.ended(1 + 5)
-        assert time.monotonic() - began < 1 + 5
+        assert running_time() - began < 1 + 5
 
 
 def test_a_worker_ends_without_its_database(own_server: Any) -> None:
@@ -113,9 +114,9 @@ def test_a_worker_ends_without_its_database(own_server: Any) -> None:
         own_server.kill()
         time.sleep(0.5)
         worker.send(signal.SIGTERM)
-        began = time.monotonic()
+        began = running_time()
         worker.ended(2 + 5)
-        assert time.monotonic() - began < 2 + 5
+        assert running_time() - began < 2 + 5
 
 
 def test_work_goes_on_when_the_database_comes_back(own_server: Any) -> None:
@@ -128,9 +129,9 @@ def test_work_goes_on_when_the_database_comes_back(own_server: Any) -> None:
         time.sleep(3)
         assert worker.process.poll() is None
         own_server.start()
-        began = time.monotonic()
+        began = running_time()
         rows = [app.finished_job_sync(job, wait=30) for job in jobs]
-        assert time.monotonic() - began < 20
+        assert running_time() - began < 20
     assert {row.status for row in rows} == {"completed"}
 
 
@@ -268,9 +269,9 @@ def test_a_worker_ends_while_its_database_hangs(app: App, database: str, connect
         stall()
         time.sleep(1)
         worker.send(signal.SIGTERM)
-        began = time.monotonic()
+        began = running_time()
         worker.ended(1 + 5)
-        assert time.monotonic() - began < 1 + 5
+        assert running_time() - began < 1 + 5
 
 
 @pytest.mark.parametrize(

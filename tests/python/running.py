@@ -21,6 +21,7 @@ from pgqueue import App, EnqueuedJob, Job, Settings
 from pgqueue.job import ClaimedJob
 from pgqueue.process import new_event_loop
 from pgqueue.worker import Worker
+from tests.meet import wait_until
 
 T = TypeVar("T")
 CHECKOUT = Path(__file__).parents[2]
@@ -107,7 +108,8 @@ class WorkerProcess:
         self.process.send_signal(number)
 
     def ended(self, within: float) -> int:
-        return self.process.wait(within)
+        eventually(lambda: self.process.poll() is not None, within)
+        return self.process.wait()
 
 
 @contextmanager
@@ -248,12 +250,8 @@ def stalling_proxy(dsn: str, delay: float = 0.0) -> Iterator[tuple[str, Callable
 
 
 def eventually(look: Callable[[], T], within: float = 30.0) -> T:
-    """What `look` returns once it is true."""
-    deadline = time.monotonic() + within
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"not within {within} s; last seen: {seen!r}"
-        time.sleep(0.01)
-    return seen
+    """What `look` returns once it is true, for what processes do."""
+    return wait_until(look, within)
 
 
 def marks(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:

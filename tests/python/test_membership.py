@@ -11,6 +11,7 @@ from pgqueue import Job
 from pgqueue.errors import ConfigError
 from pgqueue.membership import SHARDS, share
 from pgqueue.worker import Worker
+from tests.meet import running_time
 from tests.python.running import eventually, make_app, worker_of
 
 Session = psycopg.Connection[Any]
@@ -72,9 +73,9 @@ def test_the_bell_reaches_the_member_that_has_the_shard(database: str) -> None:
             eventually(lambda: (len(first.shards or []), len(second.shards or [])) == (32, 32))
             time.sleep(1)
             for _ in range(12):
-                began = time.monotonic()
+                began = running_time()
                 row = app.finished_job_sync(app.enqueue_sync("t"), wait=20)
-                assert time.monotonic() - began < 10
+                assert running_time() - began < 10
                 owner: Worker = first if row.shard in (first.shards or []) else second
                 assert row.worker_id == owner.worker_id
                 time.sleep(0.1)

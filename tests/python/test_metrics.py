@@ -25,6 +25,7 @@ from pgqueue.errors import ConfigError, DatabaseUnavailable
 from pgqueue.metrics import MetricsPage, PgqueueCollector, serve
 from pgqueue.settings import Settings
 from pgqueue.statsd import address, of_counts, packets
+from tests.meet import running_time
 from tests.python.running import make_app, worker_of
 
 Connection = psycopg.Connection[Any]
@@ -310,11 +311,11 @@ def test_a_dead_statsd_host_changes_nothing(database: str, target: str) -> None:
             pass
 
         jobs = app.enqueue_many_sync([{"job_type": "t"} for _ in range(500)])
-        begun = time.monotonic()
+        begun = running_time()
         with worker_of(app) as worker:
             for job in jobs:
                 app.finished_job_sync(job, wait=30)
-            assert time.monotonic() - begun < 15
+            assert running_time() - begun < 15
             assert "statsd" not in worker.faults()
 
 

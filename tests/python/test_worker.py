@@ -11,6 +11,7 @@ import pytest
 
 from pgqueue import App, Cancel, DeadLetter, Job, RateLimited, Retry, Snooze, claimer
 from pgqueue.errors import ConfigError
+from tests.meet import running_time
 from tests.python.running import eventually, make_app, worker_of
 
 Session = psycopg.Connection[Any]
@@ -231,9 +232,9 @@ def test_threads_that_do_not_stop_neither_hold_slots_nor_meet_their_retries(app:
 
     with worker_of(app, concurrency=2):
         jobs = [stuck.enqueue_sync() for _ in range(5)]
-        began = time.monotonic()
+        began = running_time()
         assert app.result_sync(quick.enqueue_sync(), wait=10) == "quick"
-        assert time.monotonic() - began < 8
+        assert running_time() - began < 8
         eventually(lambda: all(app.job_sync(job).status == "failed" for job in jobs))
         assert {app.job_sync(job).errors[0]["type"] for job in jobs} == {"TimeoutError"}
         time.sleep(0.5)
