@@ -186,10 +186,7 @@ declare
   tick constant bigint := nextval('pgqueue.claim_tick');
   wanted_types text[] := take.job_types;
   wanted_priorities constant smallint[] := coalesce(take.priorities, '{0,1,2,3}');
-  -- An index that was made while claims went on is not for transactions that may still see what was before.
-  by_shard constant boolean := take.shards is not null and exists (
-    select from pg_index i where i.indexrelid = to_regclass('pgqueue.jobs_live_pending_shard')
-       and (not i.indcheckxmin or age(i.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid)));
+  by_shard boolean := false;
   -- A queue's turn comes round, so a claim need not take from a thousand of them, nor from many for a few jobs. Those that
   -- give nothing, since their jobs are of other types or others hold them, do not count; looks for the others widen.
   visits_left int := 16;
@@ -199,8 +196,8 @@ declare
   slots int := 0;
   names text[];
   candidates int;
-  start int;
-  stride int;
+  start int := 0;
+  stride int := 1;
   next_n int := 0;
   visits int;
   visit text[];
@@ -208,6 +205,7 @@ declare
   weights smallint[];
   firsts bigint[];
   kinds int[];
+  types_paused boolean;
   left_over int := max_jobs;
   pool int;
   own int[];
@@ -221,6 +219,8 @@ declare
   line_p int[];
   line_want int[];
   taken record;
+  part_tids tid[];
+  part_ids uuid[];
   got int;
   parts int := 0;
 begin
@@ -235,24 +235,33 @@ begin
   else
     names := array(select distinct n from unnest(take.queues) n);
   end if;
+  if take.shards is not null then
+    -- An index that was made while claims went on is not for transactions that may still see what was before.
+    by_shard := exists (
+      select from pg_index i where i.indexrelid = to_regclass('pgqueue.jobs_live_pending_shard')
+         and (not i.indcheckxmin or age(i.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid)));
+  end if;
   candidates := slots + cardinality(names);
   if candidates = 0 then
     return;
   end if;
   -- From places in golden-section steps and by another stride each time: whichever queues have work, all come first
   -- equally often.
-  start := ((tick & 2147483647) * 2654435769 & 4294967295) * candidates >> 32;
-  stride := 1 + (hashint8(tick) & 2147483647) % candidates;
-  while gcd(stride, candidates) <> 1 loop
-    stride := stride + 1;
-  end loop;
+  if candidates > 1 then
+    start := ((tick & 2147483647) * 2654435769 & 4294967295) * candidates >> 32;
+    stride := 1 + (hashint8(tick) & 2147483647) % candidates;
+    while gcd(stride, candidates) <> 1 loop
+      stride := stride + 1;
+    end loop;
+  end if;
 
   while left_over > 0 and visits_left > 0 loop
     visits := least(greatest(least(left_over, 4), left_over / jobs_per_visit), visits_left) * wider;
     -- Jobs are taken from the first that is found here on, so that what an old snapshot keeps in the index is walked once.
     -- The order, of which `exists` would make nothing, keeps the planner off jobs_live_pending_type.
-    select array_agg(v.queue), array_agg(v.lease), array_agg(v.weights), array_agg(v.kind), array_agg(v.firsts), max(v.n) + 1
-      into visit, lease_of, weights, kinds, firsts, next_n from (
+    select array_agg(v.queue), array_agg(v.lease), array_agg(v.weights), array_agg(v.kind), array_agg(v.firsts), max(v.n) + 1,
+           exists (select from pgqueue.job_type_pauses t where t.until > pgqueue.clock())
+      into visit, lease_of, weights, kinds, firsts, next_n, types_paused from (
       select n, k.queue, coalesce(q.lease_ms * interval '1 millisecond', interval '30 seconds') as lease,
              case when q.lease_ms is null then '{8,4,2,1}' else coalesce(q.weights, '{0,0,0,0}') end as weights,
              case when f.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts
@@ -274,7 +283,7 @@ begin
        where q.paused is not true and f.firsts <> '{null,null,null,null}'
        limit visits) v;
     exit when visit is null;
-    if exists (select from pgqueue.job_type_pauses t where t.until > pgqueue.clock()) then
+    if types_paused then
       wanted_types := array(
         select t from unnest(coalesce(take.job_types, pgqueue.job_types_waiting(visit))) t
          where not exists (select from pgqueue.job_type_pauses p where p.job_type = t and p.until > pgqueue.clock()));
@@ -283,93 +292,111 @@ begin
       end if;
     end if;
 
-    own := array_fill(0, array[cardinality(visit)]);
-    gave := array_fill(0, array[cardinality(visit)]);
-    pool := left_over;
-    while left_over > 0 loop
-      open := 0;
-      for i in 1 .. cardinality(visit) loop
-        if num_nonnulls(firsts[i][1], firsts[i][2], firsts[i][3], firsts[i][4]) > 0 then
-          open := open + 1;
-        else
-          pool := pool + own[i];
-          own[i] := 0;
-        end if;
-      end loop;
-      exit when open = 0;
-      line_i := '{}';
-      line_p := '{}';
-      line_want := '{}';
-      for i in 1 .. cardinality(visit) loop
-        waits := num_nonnulls(firsts[i][1], firsts[i][2], firsts[i][3], firsts[i][4]);
-        continue when waits = 0;
-        -- An even part of what is to be had, by shares, of which those without takers go to the highest priority that
-        -- waits; as does, in the next round, what a priority has left. What a queue has left then goes to the others.
-        part := ceil(pool::numeric / open);
-        pool := pool - part;
-        open := open - 1;
-        first_p := case when firsts[i][1] is not null then 1 when firsts[i][2] is not null then 2
-                        when firsts[i][3] is not null then 3 else 4 end;
-        share := '{0,0,0,0}';
-        if waits > 1 and part > 0 and weights[i][1] + weights[i][2] + weights[i][3] + weights[i][4] > 0 then
-          share := pgqueue.shares(array[weights[i][1], weights[i][2], weights[i][3], weights[i][4]], part, tick);
-          for p in 1 .. 4 loop
-            if firsts[i][p] is null then
-              share[first_p] := share[first_p] + share[p];
-              share[p] := 0;
-            end if;
-          end loop;
-        else
-          share[first_p] := part;
-        end if;
-        share[first_p] := share[first_p] + own[i];
-        own[i] := own[i] + part;
-        for p in first_p .. 4 loop
-          if share[p] > 0 then
-            line_i := line_i || i;
-            line_p := line_p || p;
-            line_want := line_want || share[p];
+    if cardinality(visit) = 1 and kinds[1] = 0 and num_nonnulls(firsts[1][1], firsts[1][2], firsts[1][3], firsts[1][4]) = 1 then
+      -- Nothing is to be shared, as with most claims of few jobs: one statement, and no arithmetic.
+      first_p := case when firsts[1][1] is not null then 1 when firsts[1][2] is not null then 2
+                      when firsts[1][3] is not null then 3 else 4 end;
+      select array_agg(s.ctid), array_agg(s.job_id) into part_tids, part_ids from (
+        select j.ctid, j.job_id from pgqueue.jobs_live j
+         where j.in_line and j.status = 'pending' and j.queue = visit[1] and j.priority = (first_p - 1)::smallint and j.seq >= firsts[1][first_p]
+           and (wanted_types is null or j.job_type = any (wanted_types))
+           and (take.shards is null or j.shard = any (take.shards))
+           and (j.expires_at is null or j.expires_at > pgqueue.clock())
+         order by j.seq limit left_over for update skip locked) s;
+      giving := (part_tids is not null)::int;
+      tids := tids || part_tids;
+      ids := ids || part_ids;
+      parts := parts + giving;
+      left_over := left_over - coalesce(cardinality(part_tids), 0);
+    else
+      own := array_fill(0, array[cardinality(visit)]);
+      gave := array_fill(0, array[cardinality(visit)]);
+      pool := left_over;
+      while left_over > 0 loop
+        open := 0;
+        for i in 1 .. cardinality(visit) loop
+          if num_nonnulls(firsts[i][1], firsts[i][2], firsts[i][3], firsts[i][4]) > 0 then
+            open := open + 1;
+          else
+            pool := pool + own[i];
+            own[i] := 0;
           end if;
         end loop;
-      end loop;
+        exit when open = 0;
+        line_i := '{}';
+        line_p := '{}';
+        line_want := '{}';
+        for i in 1 .. cardinality(visit) loop
+          waits := num_nonnulls(firsts[i][1], firsts[i][2], firsts[i][3], firsts[i][4]);
+          continue when waits = 0;
+          -- An even part of what is to be had, by shares, of which those without takers go to the highest priority that
+          -- waits; as does, in the next round, what a priority has left. What a queue has left then goes to the others.
+          part := ceil(pool::numeric / open);
+          pool := pool - part;
+          open := open - 1;
+          first_p := case when firsts[i][1] is not null then 1 when firsts[i][2] is not null then 2
+                          when firsts[i][3] is not null then 3 else 4 end;
+          share := '{0,0,0,0}';
+          if waits > 1 and part > 0 and weights[i][1] + weights[i][2] + weights[i][3] + weights[i][4] > 0 then
+            share := pgqueue.shares(array[weights[i][1], weights[i][2], weights[i][3], weights[i][4]], part, tick);
+            for p in 1 .. 4 loop
+              if firsts[i][p] is null then
+                share[first_p] := share[first_p] + share[p];
+                share[p] := 0;
+              end if;
+            end loop;
+          else
+            share[first_p] := part;
+          end if;
+          share[first_p] := share[first_p] + own[i];
+          own[i] := own[i] + part;
+          for p in first_p .. 4 loop
+            if share[p] > 0 then
+              line_i := line_i || i;
+              line_p := line_p || p;
+              line_want := line_want || share[p];
+            end if;
+          end loop;
+        end loop;
 
-      for taken in
-        select l.i, l.p, l.want, t.tids, t.ids, t.top, 1 as parts from unnest(line_i, line_p, line_want) l(i, p, want)
-         cross join lateral (
-           select array_agg(s.ctid) as tids, array_agg(s.job_id) as ids, max(s.seq) as top from (
-             select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
-              where j.in_line and j.status = 'pending' and j.queue = visit[l.i] and j.priority = (l.p - 1)::smallint and j.seq >= firsts[l.i][l.p]
-                and (wanted_types is null or j.job_type = any (wanted_types))
-                and (take.shards is null or j.shard = any (take.shards))
-                and (j.expires_at is null or j.expires_at > pgqueue.clock())
-              order by j.seq limit l.want for update skip locked) s) t
-         where kinds[l.i] = 0
-        union all
-        select l.i, l.p, l.want, t.tids, t.ids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
-         cross join lateral pgqueue.take_by_type(
-           visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, wanted_types, take.shards) t
-         where kinds[l.i] = 1
-        union all
-        select l.i, l.p, l.want, t.tids, t.ids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
-         cross join lateral pgqueue.take_by_shard(
-           visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, take.shards, wanted_types) t
-         where kinds[l.i] = 2
-      loop
-        got := coalesce(cardinality(taken.tids), 0);
-        gave[taken.i] := gave[taken.i] + got;
-        tids := tids || taken.tids;
-        ids := ids || taken.ids;
-        parts := parts + case when got = 0 then 0 else taken.parts end;
-        left_over := left_over - got;
-        own[taken.i] := own[taken.i] - got;
-        -- The next round begins behind what this one took, since SKIP LOCKED does not skip one's own.
-        firsts[taken.i][taken.p] := case when got = taken.want then least(taken.top, 9223372036854775806) + 1 end;
+        for taken in
+          select l.i, l.p, l.want, t.tids, t.ids, t.top, 1 as parts from unnest(line_i, line_p, line_want) l(i, p, want)
+           cross join lateral (
+             select array_agg(s.ctid) as tids, array_agg(s.job_id) as ids, max(s.seq) as top from (
+               select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
+                where j.in_line and j.status = 'pending' and j.queue = visit[l.i] and j.priority = (l.p - 1)::smallint and j.seq >= firsts[l.i][l.p]
+                  and (wanted_types is null or j.job_type = any (wanted_types))
+                  and (take.shards is null or j.shard = any (take.shards))
+                  and (j.expires_at is null or j.expires_at > pgqueue.clock())
+                order by j.seq limit l.want for update skip locked) s) t
+           where kinds[l.i] = 0
+          union all
+          select l.i, l.p, l.want, t.tids, t.ids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
+           cross join lateral pgqueue.take_by_type(
+             visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, wanted_types, take.shards) t
+           where kinds[l.i] = 1
+          union all
+          select l.i, l.p, l.want, t.tids, t.ids, t.top, t.parts from unnest(line_i, line_p, line_want) l(i, p, want)
+           cross join lateral pgqueue.take_by_shard(
+             visit[l.i], (l.p - 1)::smallint, firsts[l.i][l.p], l.want, take.shards, wanted_types) t
+           where kinds[l.i] = 2
+        loop
+          got := coalesce(cardinality(taken.tids), 0);
+          gave[taken.i] := gave[taken.i] + got;
+          tids := tids || taken.tids;
+          ids := ids || taken.ids;
+          parts := parts + case when got = 0 then 0 else taken.parts end;
+          left_over := left_over - got;
+          own[taken.i] := own[taken.i] - got;
+          -- The next round begins behind what this one took, since SKIP LOCKED does not skip one's own.
+          firsts[taken.i][taken.p] := case when got = taken.want then least(taken.top, 9223372036854775806) + 1 end;
+        end loop;
       end loop;
-    end loop;
+      giving := cardinality(array_remove(gave, 0));
+    end if;
     visited := visited || visit;
     leases := leases || lease_of;
     exit when cardinality(visit) < visits;
-    giving := cardinality(array_remove(gave, 0));
     visits_left := visits_left - giving;
     wider := case when giving = 0 then least(wider * 2, 16) else 1 end;
   end loop;
@@ -421,7 +448,7 @@ begin
   lease_of_all := coalesce(claim.lease, case when cardinality(t.leases) = 1 then t.leases[1] end);
   -- Before the sweep looks here most batches are over.
   insert into pgqueue.claims (look_at, job_ids)
-    values (pgqueue.clock() + least(interval '1 second', lease_of_all, (select min(l) from unnest(t.leases) l)), t.ids);
+    values (pgqueue.clock() + least(interval '1 second', coalesce(lease_of_all, (select min(l) from unnest(t.leases) l))), t.ids);
   return query
     update pgqueue.jobs_live j
        set status = 'processing', attempts = j.attempts + 1, worker_id = claim.worker_id,
