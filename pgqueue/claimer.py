@@ -34,6 +34,8 @@ MOST_PER_CLAIM: Final = 500
 #: The part of a task's time, and the seconds at most, for which completions wait for others while all slots are busy.
 PATIENCE: Final = 0.1
 PATIENCE_AT_MOST: Final = 0.02
+#: So many times the time that claims take counts of one that takes longer.
+HELD_UP: Final = 10
 #: What a job costs at least, in seconds, however fast its task.
 _CHEAPEST: Final = 20e-6
 #: Jobs that were held for so many seconds without a free slot are given back for others to run.
@@ -160,7 +162,8 @@ class Claimer:
             rows = await self._link.call(calls.CLAIM, max_jobs=wanted, **self._parameters)
         finally:
             self._asked -= wanted
-        took = time.monotonic() - began
+        # One that was held up, as by a lock, says little of the next ones.
+        took = min(time.monotonic() - began, HELD_UP * self._claim_time)
         self._claim_time += (took - self._claim_time) * 0.1
         if rows:
             self._take(rows, began)
@@ -170,7 +173,7 @@ class Claimer:
         elif self._empty is not None:
             self._empty()
         if len(rows) * 2 < wanted and not self._stopped:
-            await self._idling.wait(len(rows), min(self._claim_time, took))
+            await self._idling.wait(len(rows), self._claim_time)
 
     def _wanted(self) -> int:
         """Return how many jobs to claim now."""

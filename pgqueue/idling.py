@@ -28,9 +28,6 @@ LINGER_STEP: Final = 0.001
 LARGE: Final = 8
 ALIKE_AT_MOST: Final = 16
 WRITERS_STEP: Final = 0.005
-#: A sleep lasts so many claims, where those are slow, and at most so many poll intervals.
-SLEEP_CLAIMS: Final = 20
-SLEEP_POLLS: Final = 5
 #: The part of the time for which commits may ring one after the other; asked for again below half of it.
 RINGING: Final = 0.5
 BUSY_FOR: Final = 0.5
@@ -107,7 +104,7 @@ class Idling:
     async def wait(self, jobs: int, claim_time: float) -> None:
         """Wait as long as it makes sense after a claim of so many jobs, which was to bring more.
 
-        `claim_time` is what a claim takes, in seconds: one that was held up once must not count for long.
+        `claim_time` is what a claim takes, in seconds.
         """
         now = time.monotonic()
         # A database that answers slowly is asked less often, and so is one that has many jobs: they come together.
@@ -115,7 +112,7 @@ class Idling:
         if not self.registered and self._lingers(now, claim_time):
             await self._nap(step)
         elif not self._notify:
-            await self._sleep(self._poll, claim_time)
+            await self._sleep(max(self._poll, 20 * claim_time))
         elif not self.registered:
             await self._register(now)
         elif self._writers:
@@ -129,7 +126,7 @@ class Idling:
             # No bell tells of what it left: a claim looks into some of many queues, and passes over what others hold.
             await self._nap(step)
         else:
-            await self._sleep(self._poll * self.crowd, claim_time)
+            await self._sleep(max(self._poll * self.crowd, 20 * claim_time))
 
     def _lingers(self, now: float, claim_time: float) -> bool:
         if now - self._had_work_at > LINGER + 2 * claim_time:
@@ -168,9 +165,8 @@ class Idling:
     async def _nap(self, seconds: float) -> None:
         await self._until_bell(seconds)
 
-    async def _sleep(self, poll: float, claim_time: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         self._slept = self._slept or not self.bell.is_set()
-        seconds = min(max(poll, SLEEP_CLAIMS * claim_time), SLEEP_POLLS * poll)
         await self._until_bell(seconds * random.uniform(0.9, 1.1))
 
     async def _until_bell(self, seconds: float) -> None:

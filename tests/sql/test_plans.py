@@ -210,6 +210,7 @@ HEADS = {"jobs_live_key_head", "jobs_live_key_waiting"}
 CASES: dict[str, tuple[Case, int, set[str]]] = {
     "claim of 50": (claim(50), 60, PENDING),
     "claim of 1": (claim(1), 6, PENDING),
+    "claim of one priority": (claim(50, more=", priorities => array[2::smallint]"), 60, PENDING),
     "claim of any queue": (claim(50, "null"), 80, PENDING),
     "claim of some types": (claim(20, more=", job_types => array['type0']"), 130, PENDING | TYPE),
     "claim of another type": (claim(20, more=", job_types => array['none']"), 4, PENDING | TYPE),
