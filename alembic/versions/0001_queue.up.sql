@@ -1995,21 +1995,24 @@ begin
       into visit, lease_of, weights, kinds, firsts, next_n, types_paused from (
       select n, k.queue, coalesce(q.lease_ms * interval '1 millisecond', interval '30 seconds') as lease,
              case when q.lease_ms is null then '{8,4,2,1}' else coalesce(q.weights, '{0,0,0,0}') end as weights,
-             case when f.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts
-        from generate_series(next_n, candidates - 1) n
+             case when s.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts
+        from (select generate_series(next_n, candidates - 1) as n) turns
        cross join lateral (
          select case when o.slot < slots then (select d.queue from pgqueue.queue_depths d where d.slot = o.slot)
                      else names[o.slot - slots + 1] end as queue
            from (select ((start + n::bigint * stride) % candidates)::int as slot) o offset 0) k
         left join lateral (select q.paused, q.lease_ms, q.weights from pgqueue.queues q where q.name = k.queue limit 1) q on true
        cross join lateral (
+         select array_agg(s.priority) as priorities, array_agg(s.low_seq) as low_seqs,
+                bool_or(not s.job_types <@ take.job_types) as by_type
+           from pgqueue.claim_starts s where s.queue = k.queue) s
+       cross join lateral (
          select array_agg(case when p = any (wanted_priorities) then (
                   select j.seq from pgqueue.jobs_live j
-                   where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = p::smallint and j.seq >= coalesce(s.low_seq, 0)
-                   order by j.seq limit 1) end) as firsts, bool_or(not s.job_types <@ take.job_types) as by_type
+                   where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = p::smallint
+                     and j.seq >= coalesce(s.low_seqs[array_position(s.priorities, p::smallint)], 0)
+                   order by j.seq limit 1) end) as firsts
            from generate_series(0, 3) p
-           left join lateral (
-             select s.low_seq, s.job_types from pgqueue.claim_starts s where s.queue = k.queue and s.priority = p limit 1) s on true
          offset 0) f
        where q.paused is not true and f.firsts <> '{null,null,null,null}'
        limit visits) v;
