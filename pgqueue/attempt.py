@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from pgqueue.tracing import running, traced
 MESSAGE_BYTES: Final = 8000
 TRACEBACK_BYTES: Final = 22000
 _FRAMES: Final = 60
+#: Seconds from the claim within which a job is begun or not at all: after a stall others may have been given it.
+BEGIN_WITHIN: Final = 5.0
 _OURS: Final = (__file__, middleware.__file__)
 
 
@@ -99,6 +102,7 @@ class Settled:
 
 Outcome: TypeAlias = Completed | Failed | Snoozed | Throttled | Cancelled | Released | Settled
 NOTHING: Final = Completed()
+UNBEGUN: Final = Released(started=False)
 SETTLED: Final = Settled()
 
 
@@ -123,11 +127,15 @@ class _Course(msgspec.Struct, eq=False, kw_only=True):
 
 
 class Attempt(_Course, eq=False):
-    """One run of a task for a job. `run` in a thread or process, `run_async` in an event loop; neither ever raises."""
+    """One run of a task for a job. `run` in a thread or process, `run_async` in an event loop; neither ever raises.
+
+    `claimed_at` is when the claim was sent, by time.monotonic(), so that a lease is never thought longer than it is.
+    """
 
     claimed: ClaimedJob
     task: Task[Any, Any]
     services: Services | None = None
+    claimed_at: float = math.inf
 
     @property
     def job(self) -> Job:
@@ -139,7 +147,9 @@ class Attempt(_Course, eq=False):
 
     def run(self, loop: asyncio.AbstractEventLoop | None = None) -> Outcome:
         """Run a sync task here and now; its async middlewares run in `loop`, which another thread has."""
-        self.began = time.perf_counter()
+        if self.late():
+            return UNBEGUN
+        self.began = time.monotonic()
         try:
             if self._alone():
                 return self._returned(self._call())
@@ -150,7 +160,10 @@ class Attempt(_Course, eq=False):
 
     async def run_async(self) -> Outcome:
         """Run an async task within the present asyncio task."""
-        self.began = time.perf_counter()
+        if self.late():
+            self.outcome = UNBEGUN
+            return UNBEGUN
+        self.began = time.monotonic()
         outcome: Outcome
         try:
             if self._alone():
@@ -175,9 +188,13 @@ class Attempt(_Course, eq=False):
         except BaseException as exc:
             return self.raised(exc)
 
+    def late(self) -> bool:
+        """Say whether it is too late to begin."""
+        return time.monotonic() - self.claimed_at > BEGIN_WITHIN
+
     def elapsed(self) -> float:
         """Return the seconds since it began; 0 before."""
-        return time.perf_counter() - self.began if self.began else 0.0
+        return time.monotonic() - self.began if self.began else 0.0
 
     def timed_out(self) -> Failed:
         """Return the outcome of a run that took too long, for those that do not end when told to."""

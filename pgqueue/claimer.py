@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pgqueue import calls
-from pgqueue.attempt import Released
+from pgqueue.attempt import UNBEGUN
 from pgqueue.connections import Link
 from pgqueue.errors import PgqueueError
 from pgqueue.executor import Executor
@@ -252,7 +252,7 @@ class Claimer:
         for _ in range(len(self._buffer)):
             held = self._buffer.popleft()
             if chosen(held):
-                held.outcome = Released(started=False)
+                held.outcome = UNBEGUN
                 self._finisher.add(held, held.outcome)
             else:
                 self._buffer.append(held)

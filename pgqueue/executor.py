@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pgqueue.attempt import SETTLED, Outcome, Released, Stop
+from pgqueue.attempt import SETTLED, UNBEGUN, Outcome, Released, Stop
 from pgqueue.held import Held
 from pgqueue.job import Job
 from pgqueue.log import logger
@@ -138,7 +138,12 @@ class Executor:
         return self._made_processes
 
     def _run_blocking(self, held: Held) -> Outcome:
-        outcome = self._processes.run(held) if held.task.options.process else held.run(self._loop)
+        if not held.task.options.process:
+            outcome = held.run(self._loop)
+        elif held.late():
+            outcome = UNBEGUN
+        else:
+            outcome = self._processes.run(held)
         if held.tx is not None:
             outcome = held.tx.conclude(outcome)
         return outcome

@@ -6,6 +6,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from pgqueue import calls
+from pgqueue.attempt import BEGIN_WITHIN, Stop
 from pgqueue.connections import Link
 from pgqueue.counts import Sender
 from pgqueue.finisher import HOLD
@@ -20,11 +21,15 @@ _RENEW_AT: Final = 0.5
 _SEEN_EVERY: Final = 10.0
 _COUNTED_EVERY: Final = 5.0
 _SHORTEST: Final = 0.05
+#: Later than what may still begin.
+_RELEASE_AFTER: Final = BEGIN_WITHIN + 1.0
 _LONGEST: Final = 1.0
 
 
 class Heartbeat(Service):
     """Renews the leases of held jobs that are near their end, and puts off the retries of jobs that still run.
+
+    While a task blocks the event loop, it also gives back what waits behind it.
 
     `told(key, attempt, reason)` is called in the heartbeat's thread with what a heartbeat answers of a job.
     """
@@ -87,7 +92,8 @@ class Heartbeat(Service):
         self._link.limit = min(max(shortest / 3, _LONGEST), self._limit)
         now = time.monotonic()
         faults: list[Exception] = []
-        for part in (self._renew, self._ask_for_cancels, self._hold, self._give_sign, self._divide, self._count):
+        first = (self._release, self._renew, self._ask_for_cancels, self._hold)
+        for part in (*first, self._give_sign, self._divide, self._count):
             try:
                 await part(held, now)
             except Exception as exc:
@@ -95,6 +101,22 @@ class Heartbeat(Service):
         if faults:
             raise faults[0]
         return False
+
+    async def _release(self, held: list[Held], now: float) -> None:
+        """Give back what waits here behind a task that blocks the event loop."""
+        old = [one for one in held if now - one.claimed_at > _RELEASE_AFTER]
+        late = [one for one in old if one.unbegun and one.stop is not Stop.LOST]
+        if not late:
+            return
+        await self._link.call(
+            calls.RELEASE,
+            worker_id=self._worker_id,
+            job_ids=UuidArray([one.key for one in late]),
+            attempts=IntArray([one.number for one in late]),
+            started=False,
+        )
+        for one in late:
+            one.stop = Stop.LOST
 
     async def _renew(self, held: list[Held], now: float) -> None:
         due = [one for one in held if one.lease_left(now) < one.lease * _RENEW_AT]
@@ -111,6 +133,10 @@ class Heartbeat(Service):
         for one in due:
             one.renewed_at = asked_at
         for beat in beats:
+            lost = self._held.get(beat.job_id) if beat.reason == "lost" else None
+            if lost is not None and lost.number == beat.attempt and lost.began and lost.outcome is None:
+                # If the sweep has ended it for its timeout, its retry waits for it.
+                self.on_hold[lost] = now - HOLD
             self._told(beat.job_id, beat.attempt, beat.reason)
 
     async def _ask_for_cancels(self, held: list[Held], now: float) -> None:

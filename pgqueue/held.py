@@ -11,12 +11,10 @@ _MICROSECONDS: Final = 1e-6
 class Held(Attempt, eq=False):
     """An attempt under a lease. Times are of time.monotonic(), in seconds.
 
-    claimed_at   when the claim was sent, so that the lease is never thought longer than it is
     renewed_at   when the lease was last renewed; 0.0: not since the claim
     deadline     when the run is to be stopped
     """
 
-    claimed_at: float = 0.0
     renewed_at: float = 0.0
     deadline: float = 0.0
     asyncio_task: "asyncio.Task[Outcome] | None" = None
@@ -34,6 +32,11 @@ class Held(Attempt, eq=False):
     def number(self) -> int:
         """The attempt's number."""
         return self.claimed.attempts
+
+    @property
+    def unbegun(self) -> bool:
+        """Whether nothing has begun to run it."""
+        return not self.began and self.outcome is None and (self.task.in_loop or not self.deadline)
 
     @property
     def lease(self) -> float:

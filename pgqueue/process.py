@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from types import FrameType
 from typing import Final, Protocol
 
@@ -62,7 +63,7 @@ def run_process(worker: Program) -> int:
     previous = {number: signal.signal(number, ending) for number in _SIGNALS} if _in_main_thread() else {}
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(worker.run())
+            _run(runner.get_loop(), worker)
     except PgqueueError as exc:
         _log.error("worker cannot work", error=str(exc))
         return exc.exit_code
@@ -73,6 +74,20 @@ def run_process(worker: Program) -> int:
     if worker.recycle:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
     return 0
+
+
+def _run(loop: asyncio.AbstractEventLoop, worker: Program) -> None:
+    work = loop.create_task(worker.run())
+    while not work.done():
+        try:
+            loop.run_until_complete(work)
+        except (SystemExit, KeyboardInterrupt, RuntimeError) as exc:
+            if work.done():
+                raise
+            # What a task started, such as a subtask or a callback, raises this past the task, or has stopped the loop.
+            _log.error("a task tried to end the process; it goes on", error=f"{type(exc).__name__}: {exc}")
+        except asyncio.CancelledError:
+            raise PgqueueError("a task has cancelled the worker itself; the process ends, to be started anew") from None
 
 
 def _collect_less() -> None:
@@ -107,6 +122,32 @@ class _Ending:
     def called_off(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+
+class _Forking(threading.local):
+    """Lets what a task forks end by the signals that the worker handles, however early they come."""
+
+    blocked: Iterable[int] | None = None
+
+    def before(self) -> None:
+        if any(isinstance(signal.getsignal(number), _Ending) for number in _SIGNALS):
+            self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+    def after(self) -> None:
+        if self.blocked is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+            self.blocked = None
+
+    def after_in_child(self) -> None:
+        for number in _SIGNALS:
+            if isinstance(signal.getsignal(number), _Ending):
+                signal.signal(number, signal.SIG_DFL)
+        self.after()
+
+
+if hasattr(os, "register_at_fork"):
+    _forking: Final = _Forking()
+    os.register_at_fork(before=_forking.before, after_in_parent=_forking.after, after_in_child=_forking.after_in_child)
 
 
 def _end() -> None:

@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -92,9 +92,10 @@ class Service(ABC):
 class Background:
     """A thread with an event loop of its own in which services run."""
 
-    def __init__(self, services: Sequence[Service]) -> None:
-        """Keep the services; `start` begins them."""
+    def __init__(self, services: Sequence[Service], broken: Callable[[BaseException], object] | None = None) -> None:
+        """Keep the services; `start` begins them. `broken` is told, in the thread, of what has ended it."""
         self.services = services
+        self._broken = broken
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._cancelled = False
@@ -130,8 +131,15 @@ class Background:
     def _run(self) -> None:
         loop = self._loop
         assert loop is not None
-        with asyncio.Runner(loop_factory=lambda: loop) as runner, suppress(asyncio.CancelledError):
-            runner.run(self._together())
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._together())
+        except BaseException as exc:
+            if self._cancelled:
+                return
+            if self._broken is None:
+                raise
+            self._broken(exc)
 
     async def _together(self) -> None:
         self._main = asyncio.current_task()

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 import pgqueue
 from pgqueue import calls
-from pgqueue.attempt import Completed, Failed, Outcome, Released, Stop, Throttled
+from pgqueue.attempt import UNBEGUN, Completed, Failed, Outcome, Released, Stop, Throttled
 from pgqueue.claimer import Claimer
 from pgqueue.connections import Link
 from pgqueue.counts import Counts, Sender
@@ -142,7 +142,7 @@ class Worker:
             empty=self._none_claimed,
         )
         self._finisher.along = self._claimer
-        self._background = Background([self._heartbeat, *self.services])
+        self._background = Background([self._heartbeat, *self.services], self._broken_background)
         jobs: list[asyncio.Task[None]] = []
         try:
             await self._register()
@@ -150,14 +150,15 @@ class Worker:
             if self.settings.wake == "notify":
                 channel = calls.wake_channel(self.worker_id)
                 listener = Listener(self._dsn, self.settings, [channel], self._heard)
-                jobs += [self._spawn(listener.run()), self._spawn(self._test(listener))]
-            jobs.append(self._spawn(self._finisher.run()))
-            claiming = self._spawn(self._claimer.run())
+                jobs += [self._part("listener", listener.run()), self._spawn(self._test(listener))]
+            jobs.append(self._part("finisher", self._finisher.run()))
+            claiming = self._part("claimer", self._claimer.run())
             jobs.append(claiming)
             _log.info("worker started", name=self.name, worker_id=str(self.worker_id), job_types=len(self._job_types))
             await self._stop.wait()
             await self._drain(claiming)
         finally:
+            self._stop.set()
             for job in jobs:
                 job.cancel()
             await asyncio.wait(jobs, timeout=1.0) if jobs else None
@@ -274,6 +275,25 @@ class Worker:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         return asyncio.get_running_loop().create_task(work)
 
+    def _part(self, name: str, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Begin what the worker cannot be without: a worker that has lost it ends, rather than hold jobs in vain."""
+        part = self._spawn(work)
+
+        def ended(part: "asyncio.Task[None]") -> None:
+            if not self._stop.is_set():
+                self._broken(name, asyncio.CancelledError() if part.cancelled() else part.exception())
+
+        part.add_done_callback(ended)
+        return part
+
+    def _broken(self, part: str, exc: BaseException | None) -> None:
+        self.fault = PgqueueError(f"the {part} ended ({exc!r}); the process ends, to be started anew")
+        self._stop.set()
+
+    def _broken_background(self, exc: BaseException) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._broken, "background thread", exc)
+
     def _life(self) -> tuple[dict[str, Any], dict[str, Any]]:
         status = "draining" if self._draining else "active" if self.held else "idle"
         seen = {"status": status, "jobs_processed": self.counts["processed"], "jobs_failed": self.counts["failed"]}
@@ -321,7 +341,7 @@ class Worker:
         held.outcome = outcome
         duration = None
         if held.began:
-            duration = held.took = time.perf_counter() - held.began
+            duration = held.took = time.monotonic() - held.began
             self._busy_seconds += duration
         self.counts["processed"] += 1
         if type(outcome) is not Completed:
@@ -336,6 +356,8 @@ class Worker:
             self.counts["failed"] += 1
         elif isinstance(outcome, Throttled):
             self._claimer.give_back_type(held.task)
+        elif outcome == UNBEGUN:
+            self.counts["processed"] -= 1
         if len(self._executor.abandoned) > max(16, 2 * self.concurrency) and not self.recycle:
             _log.error("too many threads did not stop when told to; this process starts anew")
             self.recycle = True
@@ -358,8 +380,10 @@ class Worker:
             held.job.log.warning(
                 "job failed", status=status, error=f"{outcome.error['type']}: {outcome.error['message']:.500}"
             )
-        elif status is None:
+        elif status is None and outcome != UNBEGUN:
             held.job.log.warning("the lease was lost; what this attempt did is not recorded")
+        if held in self._heartbeat.on_hold and not held.abandoned:
+            self._heartbeat.let_go.append(held)
         if held.abandoned and status == "failed":
             if held in self._executor.abandoned:
                 self._heartbeat.on_hold[held] = time.monotonic()

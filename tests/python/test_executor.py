@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ seen: contextvars.ContextVar[str] = contextvars.ContextVar("seen", default="noth
 def held_of(function: Callable[..., Any]) -> Held:
     app = App(settings=Settings(dsn="dbname=none"))
     task: Any = app.task("t")(function)
-    return Held(a_job().claimed, task, None, 0.0)  # type: ignore[arg-type]
+    return Held(a_job().claimed, task, None, time.monotonic())  # type: ignore[arg-type]
 
 
 async def outcomes_of(*functions: Callable[..., Any]) -> list[Outcome]:
