@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from types import FrameType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from pgqueue.errors import PgqueueError
 from pgqueue.log import logger
@@ -16,6 +16,7 @@ from pgqueue.settings import Settings
 from pgqueue.supervisor import when_orphaned
 
 _log: Final = logger("pgqueue.process")
+T = TypeVar("T")
 #: Seconds beyond the grace after which the process ends whatever hangs.
 _BEYOND: Final = 4.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -63,7 +64,7 @@ def run_process(worker: Program) -> int:
     previous = {number: signal.signal(number, ending) for number in _SIGNALS} if _in_main_thread() else {}
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            _run(runner.get_loop(), worker)
+            run_through(runner.get_loop(), worker.run())
     except PgqueueError as exc:
         _log.error("worker cannot work", error=str(exc))
         return exc.exit_code
@@ -76,13 +77,17 @@ def run_process(worker: Program) -> int:
     return 0
 
 
-def _run(loop: asyncio.AbstractEventLoop, worker: Program) -> None:
-    work = loop.create_task(worker.run())
-    while not work.done():
+def run_through(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` in the loop to its end, whatever tasks do, and return what it returns.
+
+    Raises what it raises, and a PgqueueError where a task has cancelled it.
+    """
+    running = loop.create_task(work)
+    while True:
         try:
-            loop.run_until_complete(work)
+            return loop.run_until_complete(running)
         except (SystemExit, KeyboardInterrupt, RuntimeError) as exc:
-            if work.done():
+            if running.done():
                 raise
             # What a task started, such as a subtask or a callback, raises this past the task, or has stopped the loop.
             _log.error("a task tried to end the process; it goes on", error=f"{type(exc).__name__}: {exc}")

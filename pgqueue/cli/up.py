@@ -63,7 +63,7 @@ def up(
     hurries.
     """
     from pgqueue import log, schema
-    from pgqueue.process import new_event_loop
+    from pgqueue.process import new_event_loop, run_through
 
     app = load_app(app_name, door)
     # The demo's failures are its point: the page shows them, and a log of them would hide the page.
@@ -78,7 +78,7 @@ def up(
             nullcontext() if no_serve else _api(app, host, port) as url,
             asyncio.Runner(loop_factory=new_event_loop) as runner,
         ):
-            ctx.exit(runner.run(_run(app, worker, url=url, demo=demo, seconds=seconds)))
+            ctx.exit(run_through(runner.get_loop(), _run(app, worker, url=url, demo=demo, seconds=seconds)))
 
 
 @contextmanager
