@@ -52,12 +52,14 @@ def _variant(name: str, prepare: _Prepare) -> Variant:
     return Variant(name, lambda site: cycled(site, name, lambda connection: prepare(connection, site.sizes)))
 
 
-def _measure(name: str, title: str, variant: str, prepare: _Prepare) -> Measure:
+def _measure(
+    name: str, title: str, variant: str, prepare: _Prepare, beside: str = _ALONE, with_: _Prepare = _nothing
+) -> Measure:
     ratios = [
-        Ratio(f"{variant} ÷ {_ALONE}", Place(name, variant), Place(name, _ALONE), at_least=0.9),
-        Ratio(f"server CPU, {variant} ÷ {_ALONE}", Place(name, variant, "server_us"), Place(name, _ALONE, "server_us")),
+        Ratio(f"{variant} ÷ {beside}", Place(name, variant), Place(name, beside), at_least=0.9),
+        Ratio(f"server CPU, {variant} ÷ {beside}", Place(name, variant, "server_us"), Place(name, beside, "server_us")),
     ]
-    return Measure(name, title, [_variant(_ALONE, _nothing), _variant(variant, prepare)], ratios)
+    return Measure(name, title, [_variant(beside, with_), _variant(variant, prepare)], ratios)
 
 
 MEASURES: Final[Sequence[Measure]] = (
@@ -67,5 +69,6 @@ MEASURES: Final[Sequence[Measure]] = (
     _measure("foreign", "Claims behind many jobs of a type without a task", "foreign type ahead", _foreign),
     _measure("paused", "Claims behind many jobs of a paused type", "paused type ahead", _paused),
     _measure("ordered", "Claims behind many jobs of one ordering key", "one key ahead", _ordered),
-    _measure("queues", "Claims from 1,000 queues", "1,000 queues", _queues),
+    # As many jobs on either side, so that nothing but the number of queues differs.
+    _measure("queues", "Claims from 1,000 queues", "1,000 queues", _queues, "one queue", _backlog),
 )
