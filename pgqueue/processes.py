@@ -1,4 +1,7 @@
-"""The processes in which `process=True` tasks run: one job at a time each, killed when the job must stop."""
+"""The processes in which `process=True` tasks run: one job at a time each, killed when the job must stop.
+
+Each leads a process group, so that programs which a task has started end with it.
+"""
 
 import asyncio
 import importlib
@@ -20,6 +23,7 @@ from pgqueue.job import SENT, ClaimedJob, Job, Once, Transaction
 from pgqueue.tasks import Task
 
 _Pipe: TypeAlias = "Connection[Any, Any]"
+_GROUPS: Final = hasattr(os, "killpg")
 
 
 class Child:
@@ -35,6 +39,7 @@ class Child:
                 [sys.executable, "-c", _START, str(theirs.fileno()), str(reading)],
                 pass_fds=(theirs.fileno(), reading),
                 stdin=subprocess.DEVNULL,
+                process_group=0 if _GROUPS else None,
             )
         finally:
             theirs.close()
@@ -47,8 +52,11 @@ class Child:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """End it at once."""
-        self.process.kill()
+        """End it at once, with what it has started."""
+        if not _GROUPS:
+            self.process.kill()
+        elif self.alive:
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> int:
         """End it if it still lives, and return its exit code."""
@@ -188,6 +196,8 @@ def serve(pipe_fd: int, lifeline: int) -> None:
 
 def _end_with_parent(lifeline: int) -> NoReturn:
     os.read(lifeline, 1)
+    if _GROUPS and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 

@@ -6,6 +6,7 @@
 | sys.exit() in a subtask ends the worker without a word    | test_a_task_cannot_end_the_process_of_others |
 | a part of the worker ends, and the rest lives on in vain  | test_a_worker_that_lost_a_part_ends_and_says_why |
 | what a task forks does not end when told to               | test_what_a_task_forks_ends_when_told_to |
+| what a process task started lives on beside its retry     | test_what_a_process_task_started_ends_with_it |
 | jobs wait behind a task that blocks the event loop, are   | test_jobs_behind_a_blocked_loop_run_elsewhere, |
 | failed unbegun, or run twice                              | test_a_retry_waits_for_an_attempt_that_blocks_its_loop |
 """
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -90,6 +92,27 @@ def test_what_a_task_forks_ends_when_told_to(app: App, database: str) -> None:
         result = app.result_sync(app.enqueue_sync("forks"), wait=60)
         assert isinstance(result, dict)
         assert result["code"] == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("end", ["timeout", "worker killed"])
+def test_what_a_process_task_started_ends_with_it(app: App, database: str, connection: Session, end: str) -> None:
+    with worker_process(database, RUDE, **QUICK) as worker:
+        job = app.enqueue_sync("spawns", max_retries=0, timeout=2 if end == "timeout" else 60)
+        [(_, _, pid)] = eventually(lambda: marks(connection))
+        assert _runs(pid)
+        if end == "timeout":
+            assert app.finished_job_sync(job, wait=30).status == "dead_letter"
+        else:
+            worker.send(signal.SIGKILL)
+        eventually(lambda: not _runs(pid))
+
+
+def _runs(pid: str) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def test_jobs_behind_a_blocked_loop_run_elsewhere(app: App, database: str, connection: Session) -> None:

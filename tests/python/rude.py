@@ -2,12 +2,13 @@
 
 import asyncio
 import multiprocessing
+import subprocess
 import sys
 import time
 from typing import Any
 
 from pgqueue import Job
-from tests.python.apps import app
+from tests.python.apps import app, mark
 
 __all__ = ["app"]
 
@@ -53,3 +54,10 @@ def forks(job: Job) -> dict[str, Any]:
     child.terminate()
     child.join()
     return {"code": child.exitcode, "seconds": time.monotonic() - began}
+
+
+@app.task("spawns", process=True)
+def spawns(job: Job) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) as child:
+        mark(job, str(child.pid))
+        child.wait()
