@@ -190,11 +190,21 @@ class TaskSignal(PgqueueError):
     problem_type = "task-signal"
     title = "Raised outside a task"
 
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason or f"{type(self).__name__} without a reason")
+
 
 class Retry(TaskSignal):
-    """Fail this attempt and try again, after `in_` if given, else after the policy's backoff."""
+    """Fail this attempt and try again, after `in_` if given, else after the policy's backoff.
 
-    def __init__(self, reason: str = "the task asked for a retry", *, in_: float | timedelta | None = None):
+    `Retry(30)` is `Retry(in_=30)`, as with Snooze and RateLimited.
+    """
+
+    def __init__(
+        self, reason: str | float | timedelta = "the task asked for a retry", *, in_: float | timedelta | None = None
+    ) -> None:
+        if not isinstance(reason, str):
+            reason, in_ = "the task asked for a retry", reason if in_ is None else in_
         super().__init__(reason)
         self.in_ = as_seconds("in_", in_)
 

@@ -86,6 +86,9 @@ def test_signals() -> None:
     assert outcomes(raising(RateLimited(60))) == Throttled(60.0)
     assert isinstance(outcomes(raising(Cancel())), Cancelled)
     assert (failed(Retry(in_=7)).retryable, failed(Retry(in_=7)).retry_in) == (True, 7.0)
+    assert (failed(Retry(7)).retry_in, failed(Retry(7)).error["message"]) == (7.0, "the task asked for a retry")
+    assert failed(Retry("")).error["message"] == "Retry without a reason"
+    assert failed(DeadLetter("")).error["message"] == "DeadLetter without a reason"
     assert not failed(DeadLetter("no use")).retryable
     assert failed(DeadLetter("no use")).error["message"] == "no use"
 
