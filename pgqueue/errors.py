@@ -204,7 +204,8 @@ class Retry(TaskSignal):
         self, reason: str | float | timedelta = "the task asked for a retry", *, in_: float | timedelta | None = None
     ) -> None:
         if not isinstance(reason, str):
-            reason, in_ = "the task asked for a retry", reason if in_ is None else in_
+            in_ = reason if in_ is None else in_
+            reason = "the task asked for a retry"
         super().__init__(reason)
         self.in_ = as_seconds("in_", in_)
 
