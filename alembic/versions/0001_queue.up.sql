@@ -207,6 +207,32 @@ create table pgqueue.jobs (
 ) partition by list (status);
 comment on table pgqueue.jobs is
   'All jobs. INSERT INTO pgqueue.jobs (job_type, payload) is a full enqueue; everything after that is a function''s work.';
+comment on column pgqueue.jobs.job_id is 'A UUID of version 7; given ones must be new and of the present time.';
+comment on column pgqueue.jobs.queue is '1 to 63 characters.';
+comment on column pgqueue.jobs.job_type is 'Which task runs it; 1 to 128 characters.';
+comment on column pgqueue.jobs.payload is 'What the task is given, any JSON.';
+comment on column pgqueue.jobs.status is 'submitted (not due yet), pending, processing, completed, failed (a retry is due), dead_letter or cancelled.';
+comment on column pgqueue.jobs.max_retries is 'Retries after the first attempt: 3 means four attempts at most.';
+comment on column pgqueue.jobs.retry_policy is 'In place of the queue''s: base_delay_ms, max_delay_ms, backoff_multiplier, jitter.';
+comment on column pgqueue.jobs.timeout_ms is 'How long one attempt may run; null: as the queue says, else 15 minutes.';
+comment on column pgqueue.jobs.scheduled_at is 'Not before this time, as asked.';
+comment on column pgqueue.jobs.expires_at is 'Not after this time; null: as long as the queue lets jobs wait.';
+comment on column pgqueue.jobs.idempotency_key is 'One job for each key and producer_id, for as long as the queue''s idempotency_ms.';
+comment on column pgqueue.jobs.producer_id is 'Who enqueued it.';
+comment on column pgqueue.jobs.ordering_key is 'Jobs of one key in a queue run one at a time, in the order in which they came.';
+comment on column pgqueue.jobs.shard is '0 to 63, by the ordering_key if there is one, else by the job_id: what the workers of a group divide.';
+comment on column pgqueue.jobs.worker_id is 'The start of a worker that holds it, or held it last.';
+comment on column pgqueue.jobs.lease_expires_at is 'When its worker counts as lost, unless it renews this.';
+comment on column pgqueue.jobs.cancel_requested_at is 'When somebody asked to cancel it while it ran.';
+comment on column pgqueue.jobs.created_at is 'When it was enqueued.';
+comment on column pgqueue.jobs.updated_at is 'When it was last changed by the queue.';
+comment on column pgqueue.jobs.started_at is 'When the last attempt began.';
+comment on column pgqueue.jobs.finished_at is 'When it came to its final status.';
+comment on column pgqueue.jobs.result is 'What its task returned.';
+comment on column pgqueue.jobs.error is 'The last error, in one line.';
+comment on column pgqueue.jobs.errors is 'A record of each failed attempt, the newest twenty.';
+comment on column pgqueue.jobs.progress is 'What the running attempt reported last.';
+comment on column pgqueue.jobs.trace_context is 'W3C traceparent and tracestate of whoever enqueued it.';
 comment on column pgqueue.jobs.seq is 'Order in the queue; drawn anew when a delayed job or a retry becomes pending.';
 comment on column pgqueue.jobs.priority is '0 critical, 1 high, 2 normal, 3 low';
 comment on column pgqueue.jobs.in_line is 'Pending or processing: a claim does not change it, so indexes of pending jobs hold both, and the claim writes none.';
@@ -625,6 +651,7 @@ begin
   end if;
   return new;
 end $$;
+comment on function pgqueue.job_arrives is 'Trigger: where a job that is new begins: pending, or submitted until its time or the job before it of its ordering key.';
 
 -- Of cheap nodes, since every INSERT parses the condition anew.
 create trigger jobs_live_arrive before insert on pgqueue.jobs_live
@@ -776,6 +803,7 @@ begin
   end if;
   return null;
 end $$;
+comment on function pgqueue.jobs_arrived is 'Trigger: what each INSERT owes: refuses what no new job may have, takes keys, keeps limits, wakes workers, tells watchers.';
 
 create trigger jobs_arrived after insert on pgqueue.jobs
   referencing new table as arrived
@@ -789,6 +817,7 @@ create function pgqueue.as_enqueued(j pgqueue.jobs, duplicate boolean) returns p
       j.ordering_key, j.shard, j.in_line, j.worker_id, j.lease_expires_at, j.cancel_requested_at, j.created_at, j.updated_at,
       j.started_at, j.finished_at, j.result, j.error, j.errors, j.progress, j.trace_context, duplicate)::pgqueue.enqueued
   $$;
+comment on function pgqueue.as_enqueued is 'A job as enqueue answers it.';
 
 create function pgqueue.enqueue(
   job_type text, payload jsonb default '{}', queue text default 'default', priority integer default 2,
@@ -888,6 +917,7 @@ begin
   end if;
   return next pgqueue.as_enqueued(j, true);
 end $$;
+comment on function pgqueue.known_job is 'The job that has an idempotency key already, as enqueue answers it.';
 
 create function pgqueue.priority_number(priority jsonb) returns smallint
   language plpgsql immutable set search_path = pg_catalog, pg_temp
@@ -903,6 +933,7 @@ begin
   raise exception 'priority must be 0 to 3 or critical, high, normal, low, not %', priority
     using errcode = 'PQ422', column = 'priority';
 end $$;
+comment on function pgqueue.priority_number is 'A priority given as its name or number, as its number.';
 
 create function pgqueue.job_fault(job jsonb) returns text
   language plpgsql stable set search_path = pg_catalog, pg_temp
@@ -1075,6 +1106,7 @@ begin
     using errcode = 'unique_violation', constraint = 'idempotency_key is taken', column = 'idempotency_key',
           hint = 'pgqueue.enqueue returns the existing job instead.';
 end $$;
+comment on function pgqueue.jobs_take_keys is 'Takes the idempotency keys of new rows; refuses the statement when one is taken.';
 -- Limits of depth and rate: what an INSERT owes to the queue that it fills.
 --
 -- A transaction that was let in is not slowed down for what it took itself, or one with several statements could never
@@ -1193,6 +1225,7 @@ begin
   end if;
   return depth;
 end $$;
+comment on function pgqueue.check_depth is 'How many jobs are pending in a queue, for the limit''s sake: near it one producer counts at a time.';
 
 create function pgqueue.slow_down(queue text, soft_limit bigint, jobs bigint, low boolean) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -1414,6 +1447,7 @@ comment on function pgqueue.enqueue_rows is
 create function pgqueue.watched() returns boolean
   language sql stable
   as $$ select exists (select from pgqueue.watchers w where w.expires_at > pgqueue.clock()) $$;
+comment on function pgqueue.watched is 'Whether anybody watches events now.';
 
 create function pgqueue.event(
   event text, job_id uuid, queue text, job_type text, was text, became text, attempt integer) returns jsonb
@@ -1422,6 +1456,7 @@ create function pgqueue.event(
     select pg_catalog.jsonb_build_object('event', event, 'job_id', job_id, 'queue', queue, 'job_type', job_type,
       'from', was, 'to', became, 'attempt', attempt, 'at', pgqueue.clock())
   $$;
+comment on function pgqueue.event is 'One event of a job, as streams and pgqueue_status send it.';
 
 create function pgqueue.publish(events jsonb[]) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -1697,6 +1732,7 @@ begin
   end loop;
   return null;
 end $$;
+comment on function pgqueue.jobs_edited is 'Trigger: checks what was changed by hand, and does what the functions would have done beside it.';
 
 -- On the root, which is what people name. The functions of this schema name jobs_live, check their own transitions, and
 -- do not pay: a trigger for each row costs a claim a fifth.
@@ -1711,6 +1747,7 @@ begin
   raise exception 'job % is % and cannot be changed', old.job_id, old.status
     using errcode = 'PQ409', column = 'status', hint = 'pgqueue.retry moves a dead letter back to pending.';
 end $$;
+comment on function pgqueue.finished_job_is_edited is 'Trigger: refuses changes of finished jobs.';
 create trigger jobs_completed_final before update on pgqueue.jobs_completed
   for each row execute function pgqueue.finished_job_is_edited();
 create trigger jobs_cancelled_final before update on pgqueue.jobs_cancelled
@@ -1727,6 +1764,7 @@ begin
     using errcode = 'check_violation', schema = 'pgqueue', table = 'jobs', column = 'status',
           constraint = 'status must be a job status', hint = 'Leave status out of a new job.';
 end $$;
+comment on function pgqueue.status_is_unknown is 'Trigger: refuses a status that does not exist.';
 create trigger jobs_unknown_refused before insert on pgqueue.jobs_unknown
   for each row execute function pgqueue.status_is_unknown();
 -- Claim. It costs the same however many rows wait, are finished, or must be passed over:
@@ -2151,6 +2189,7 @@ begin
                                     order by j.priority, j.seq))
      from pgqueue.jobs_live j where j.job_id = any (say_started.job_ids);
 end $$;
+comment on function pgqueue.say_started is 'Tells watchers which jobs a claim took.';
 
 create function pgqueue.claim(
   worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
@@ -2211,6 +2250,7 @@ create function pgqueue.job_types_waiting(queues text[]) returns text[]
         from t where t.job_type is not null)
     select coalesce(array_agg(distinct t.job_type), '{}') from t where t.job_type is not null
   $$;
+comment on function pgqueue.job_types_waiting is 'Job types of which jobs wait in these queues.';
 -- Heartbeat: renews leases, and answers which attempts are to stop.
 
 create function pgqueue.heartbeat(worker_id uuid, job_ids uuid[], attempts int[], lease interval default null)
@@ -2317,6 +2357,7 @@ create function pgqueue.error_record(attempt integer, worker_id uuid, error json
       'duration_ms', case when jsonb_typeof(error -> 'duration_ms') = 'number' then error -> 'duration_ms'
                           else to_jsonb(round(extract(epoch from pgqueue.clock() - started_at) * 1000)) end)
   $$;
+comment on function pgqueue.error_record is 'One record for `errors`.';
 
 create function pgqueue.add_error(errors jsonb, record jsonb) returns jsonb
   language plpgsql immutable set search_path = pg_catalog, pg_temp
@@ -2349,6 +2390,7 @@ begin
           ($1).lease_expires_at, ($1).cancel_requested_at, ($1).created_at, ($1).updated_at, ($1).started_at,
           ($1).finished_at, ($1).result, ($1).error, ($1).errors, ($1).progress, ($1).trace_context' using j;
 end $$;
+comment on function pgqueue.store is 'Puts a job into the table of its status.';
 
 create function pgqueue.settle(j pgqueue.jobs, final text, reason text) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -2710,10 +2752,12 @@ begin
     return query select f.* from pgqueue.jobs_cancelled f where f.job_id = finished_job.job_id and f.finished_at >= since;
   end if;
 end $$;
+comment on function pgqueue.finished_job is 'A job among the finished, by the time in its id.';
 
 create function pgqueue.finished_job_exists(job_id uuid) returns boolean
   language sql stable security definer set search_path = pg_catalog, pg_temp
   as $$ select exists (select from pgqueue.finished_job(job_id)) $$;
+comment on function pgqueue.finished_job_exists is 'Whether a finished job has this id.';
 
 create function pgqueue.find_job(job_id uuid) returns setof pgqueue.jobs
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -2733,6 +2777,7 @@ begin
     return next j;
   end if;
 end $$;
+comment on function pgqueue.find_job is 'A job wherever it is, without a look at who asks.';
 
 create function pgqueue.job(job_id uuid) returns setof pgqueue.jobs
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -2748,6 +2793,7 @@ create function pgqueue.may_read(producer_id text) returns boolean
         or exists (select from pg_roles r
                     where r.rolname in ('pgqueue_worker', 'pgqueue_operator', 'pgqueue_reader') and pg_has_role(session_user, r.oid, 'member'))
   $$;
+comment on function pgqueue.may_read is 'Whether whoever asks may read the jobs of this producer.';
 
 create function pgqueue.note(verb text, target text, jobs bigint, detail jsonb default null) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
@@ -2788,6 +2834,7 @@ begin
   perform pgqueue.settle(j, 'cancelled', 'cancelled on request');
   return 'cancelled';
 end $$;
+comment on function pgqueue.cancel_one is 'Cancels one job, or asks its worker to; answers its status.';
 
 create function pgqueue.cancel(job_id uuid) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -2850,6 +2897,7 @@ begin
   end if;
   return j;
 end $$;
+comment on function pgqueue.revive is 'Puts a dead letter back into its queue with fresh attempts.';
 
 create function pgqueue.retry(job_id uuid) returns pgqueue.jobs
   language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -3015,6 +3063,7 @@ begin
   end if;
   return null;
 end $$;
+comment on function pgqueue.queue_is_edited is 'Trigger: checks a queue''s settings, and wakes workers when a pause ends.';
 create trigger queues_edited before insert or update on pgqueue.queues
   for each row execute function pgqueue.queue_is_edited();
 create trigger queues_were_edited after insert or update of name, paused, timeout_ms or delete on pgqueue.queues
@@ -3064,6 +3113,7 @@ create function pgqueue.resume_job_type(job_type text) returns boolean
     with gone as (delete from pgqueue.job_type_pauses p where p.job_type = pgqueue.need('job_type', resume_job_type.job_type) returning 1)
     select exists (select from gone)
   $$;
+comment on function pgqueue.resume_job_type is 'Ends the pause of a job type.';
 
 create function pgqueue.why(job_id uuid) returns text
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -3300,6 +3350,7 @@ begin
   end if;
   return moved;
 end $$;
+comment on function pgqueue.sweep_cursors is 'A step of the sweep: raises claim cursors, counts queues.';
 -- Leases: claims are looked at again, and what was lost or ran for too long is taken from its worker.
 --
 -- An index of leases would be written by every claim and heartbeat. Instead a claim leaves one row in pgqueue.claims that
@@ -3431,6 +3482,7 @@ begin
   end loop;
   return moved;
 end $$;
+comment on function pgqueue.sweep_leases is 'A step of the sweep: takes back jobs whose leases ran out.';
 
 create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -3476,6 +3528,7 @@ begin
   end if;
   return moved;
 end $$;
+comment on function pgqueue.sweep_timeouts is 'A step of the sweep: ends attempts that ran longer than their timeout though their worker lives.';
 -- Partitions and retention. Finished jobs go by dropping whole partitions: a day's or, of dead letters, a week's. Where a
 -- queue keeps them for less time than another, the step `retention` deletes its rows in walks over the table's blocks.
 --
@@ -3613,6 +3666,7 @@ begin
   end loop;
   return removed;
 end $$;
+comment on function pgqueue.sweep_retention is 'A step of the sweep: deletes finished jobs past their time where no whole partition can go.';
 
 create function pgqueue.make_partition(status text, lower timestamptz, upper timestamptz) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms' set jit = off
@@ -3644,6 +3698,7 @@ begin
 exception when lock_not_available then
   return 'busy';
 end $$;
+comment on function pgqueue.make_partition is 'Makes the partition of a span of time for one final status.';
 
 create function pgqueue.drop_partition(partition text, status text) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms'
@@ -3676,6 +3731,7 @@ exception when lock_not_available then
     on conflict on constraint partitions_pkey do update set problem = excluded.problem;
   return 'busy';
 end $$;
+comment on function pgqueue.drop_partition is 'Drops a partition whose jobs are past their time; where its status has an archive, that is called first.';
 
 create function pgqueue.maintain_partitions(max_actions int default null) returns table (partition text, action text)
   language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC'
@@ -3913,6 +3969,7 @@ begin
   new.updated_at := pgqueue.clock();
   return new;
 end $$;
+comment on function pgqueue.schedule_is_edited is 'Trigger: checks a schedule, and forgets its next run when its times changed.';
 
 create index schedules_next on pgqueue.schedules (next_run_at) where enabled;
 create index schedule_fires_fired on pgqueue.schedule_fires (fired_at);
@@ -4198,6 +4255,7 @@ begin
   end loop;
   return moved;
 end $$;
+comment on function pgqueue.sweep_due is 'A step of the sweep: makes jobs pending whose time has come.';
 
 create function pgqueue.paused_for(queue text, since timestamptz) returns interval
   language sql stable set search_path = pg_catalog, pg_temp
@@ -4305,6 +4363,7 @@ begin
   end loop;
   return moved;
 end $$;
+comment on function pgqueue.sweep_expired is 'A step of the sweep: ends jobs that waited past their expires_at or their queue''s time.';
 
 create function pgqueue.sweep_shed(max_jobs int) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -4332,6 +4391,7 @@ begin
   end loop;
   return moved;
 end $$;
+comment on function pgqueue.sweep_shed is 'A step of the sweep: ends pending jobs of low priority as dead letters where a queue with shed_low is above its soft_limit.';
 
 create function pgqueue.note_headless_keys(max_keys int) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -4396,6 +4456,7 @@ begin
   end loop;
   return moved;
 end $$;
+comment on function pgqueue.sweep_keys is 'A step of the sweep: sets ordering keys free whose head is gone.';
 
 create function pgqueue.sweep_prune(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -4446,6 +4507,7 @@ begin
   get diagnostics gone = row_count;
   return removed + gone;
 end $$;
+comment on function pgqueue.sweep_prune is 'A step of the sweep: deletes what nobody needs any more, such as expired keys and workers that are long gone.';
 
 create function pgqueue.note_step(step text, begun timestamptz, jobs bigint, problem text) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -4592,6 +4654,7 @@ create function pgqueue.worker_started(
            queues = excluded.queues, job_types = excluded.job_types, priorities = excluded.priorities,
            concurrency = excluded.concurrency, version = excluded.version, last_heartbeat = pgqueue.clock()
   $$;
+comment on function pgqueue.worker_started is 'Registers a worker; a known one is written anew.';
 
 create function pgqueue.worker_seen(worker_id uuid, status text, jobs_processed bigint, jobs_failed bigint) returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -4611,6 +4674,7 @@ create function pgqueue.worker_stopped(worker_id uuid) returns void
     delete from pgqueue.waiting w where w.worker_id = worker_stopped.worker_id;
     update pgqueue.workers w set status = 'stopped', last_heartbeat = pgqueue.clock() where w.worker_id = worker_stopped.worker_id
   $$;
+comment on function pgqueue.worker_stopped is 'Takes a worker off the list.';
 
 create function pgqueue.wait_for_work(worker_id uuid, queues text[], job_types text[], channel text) returns text[]
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -4628,6 +4692,7 @@ comment on function pgqueue.wait_for_work is 'Asks for a bell on `channel` when 
 create function pgqueue.stop_waiting(worker_id uuid) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$ delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id $$;
+comment on function pgqueue.stop_waiting is 'Takes a worker off the list of those to wake.';
 
 create function pgqueue.writers_open(writers text[]) returns boolean
   language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -4646,6 +4711,7 @@ comment on function pgqueue.watch is 'Asks for status notices for as long as ttl
 create function pgqueue.unwatch(watcher_id uuid) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$ delete from pgqueue.watchers w where w.watcher_id = unwatch.watcher_id $$;
+comment on function pgqueue.unwatch is 'Takes a watcher off the list.';
 -- Doors: what the REST API needs beside the queue's own verbs. Keys, request rates, enqueues that say whether a known
 -- idempotency key came with the same job, settings of queues.
 
@@ -5031,6 +5097,7 @@ comment on function pgqueue.bucket_limits() is 'Seconds up to which the buckets 
 create function pgqueue.add_buckets(a bigint[], b bigint[]) returns bigint[]
   language sql immutable parallel safe set search_path = pg_catalog, pg_temp
   as $$ select array_agg(coalesce(u.x, 0) + coalesce(u.y, 0) order by u.n) from unnest(a, b) with ordinality u(x, y, n) where u.n <= 17 $$;
+comment on function pgqueue.add_buckets is 'Two histograms as one.';
 
 create function pgqueue.add_to_counters(counts jsonb) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -5562,6 +5629,7 @@ begin
          h.queue, 0, 10, 'pgqueue.alerts'
     from pgqueue.alert_webhooks h where h.enabled and (h.severity is null or h.severity = happened.severity);
 end $$;
+comment on function pgqueue.send_alert is 'Enqueues a job for each webhook that is to hear of an alert.';
 
 create function pgqueue.evaluate_alerts() returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off

@@ -35,6 +35,7 @@ begin
   end if;
   return new;
 end $$;
+comment on function pgqueue.job_arrives is 'Trigger: where a job that is new begins: pending, or submitted until its time or the job before it of its ordering key.';
 
 -- Of cheap nodes, since every INSERT parses the condition anew.
 create trigger jobs_live_arrive before insert on pgqueue.jobs_live
@@ -186,6 +187,7 @@ begin
   end if;
   return null;
 end $$;
+comment on function pgqueue.jobs_arrived is 'Trigger: what each INSERT owes: refuses what no new job may have, takes keys, keeps limits, wakes workers, tells watchers.';
 
 create trigger jobs_arrived after insert on pgqueue.jobs
   referencing new table as arrived
@@ -199,6 +201,7 @@ create function pgqueue.as_enqueued(j pgqueue.jobs, duplicate boolean) returns p
       j.ordering_key, j.shard, j.in_line, j.worker_id, j.lease_expires_at, j.cancel_requested_at, j.created_at, j.updated_at,
       j.started_at, j.finished_at, j.result, j.error, j.errors, j.progress, j.trace_context, duplicate)::pgqueue.enqueued
   $$;
+comment on function pgqueue.as_enqueued is 'A job as enqueue answers it.';
 
 create function pgqueue.enqueue(
   job_type text, payload jsonb default '{}', queue text default 'default', priority integer default 2,
@@ -298,6 +301,7 @@ begin
   end if;
   return next pgqueue.as_enqueued(j, true);
 end $$;
+comment on function pgqueue.known_job is 'The job that has an idempotency key already, as enqueue answers it.';
 
 create function pgqueue.priority_number(priority jsonb) returns smallint
   language plpgsql immutable set search_path = pg_catalog, pg_temp
@@ -313,6 +317,7 @@ begin
   raise exception 'priority must be 0 to 3 or critical, high, normal, low, not %', priority
     using errcode = 'PQ422', column = 'priority';
 end $$;
+comment on function pgqueue.priority_number is 'A priority given as its name or number, as its number.';
 
 create function pgqueue.job_fault(job jsonb) returns text
   language plpgsql stable set search_path = pg_catalog, pg_temp

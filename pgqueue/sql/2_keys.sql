@@ -46,3 +46,4 @@ begin
     using errcode = 'unique_violation', constraint = 'idempotency_key is taken', column = 'idempotency_key',
           hint = 'pgqueue.enqueue returns the existing job instead.';
 end $$;
+comment on function pgqueue.jobs_take_keys is 'Takes the idempotency keys of new rows; refuses the statement when one is taken.';

@@ -116,6 +116,7 @@ begin
   end if;
   return depth;
 end $$;
+comment on function pgqueue.check_depth is 'How many jobs are pending in a queue, for the limit''s sake: near it one producer counts at a time.';
 
 create function pgqueue.slow_down(queue text, soft_limit bigint, jobs bigint, low boolean) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp

@@ -3,6 +3,7 @@
 create function pgqueue.watched() returns boolean
   language sql stable
   as $$ select exists (select from pgqueue.watchers w where w.expires_at > pgqueue.clock()) $$;
+comment on function pgqueue.watched is 'Whether anybody watches events now.';
 
 create function pgqueue.event(
   event text, job_id uuid, queue text, job_type text, was text, became text, attempt integer) returns jsonb
@@ -11,6 +12,7 @@ create function pgqueue.event(
     select pg_catalog.jsonb_build_object('event', event, 'job_id', job_id, 'queue', queue, 'job_type', job_type,
       'from', was, 'to', became, 'attempt', attempt, 'at', pgqueue.clock())
   $$;
+comment on function pgqueue.event is 'One event of a job, as streams and pgqueue_status send it.';
 
 create function pgqueue.publish(events jsonb[]) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp

@@ -131,6 +131,7 @@ begin
   end loop;
   return null;
 end $$;
+comment on function pgqueue.jobs_edited is 'Trigger: checks what was changed by hand, and does what the functions would have done beside it.';
 
 -- On the root, which is what people name. The functions of this schema name jobs_live, check their own transitions, and
 -- do not pay: a trigger for each row costs a claim a fifth.
@@ -145,6 +146,7 @@ begin
   raise exception 'job % is % and cannot be changed', old.job_id, old.status
     using errcode = 'PQ409', column = 'status', hint = 'pgqueue.retry moves a dead letter back to pending.';
 end $$;
+comment on function pgqueue.finished_job_is_edited is 'Trigger: refuses changes of finished jobs.';
 create trigger jobs_completed_final before update on pgqueue.jobs_completed
   for each row execute function pgqueue.finished_job_is_edited();
 create trigger jobs_cancelled_final before update on pgqueue.jobs_cancelled
@@ -161,5 +163,6 @@ begin
     using errcode = 'check_violation', schema = 'pgqueue', table = 'jobs', column = 'status',
           constraint = 'status must be a job status', hint = 'Leave status out of a new job.';
 end $$;
+comment on function pgqueue.status_is_unknown is 'Trigger: refuses a status that does not exist.';
 create trigger jobs_unknown_refused before insert on pgqueue.jobs_unknown
   for each row execute function pgqueue.status_is_unknown();

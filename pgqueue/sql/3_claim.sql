@@ -420,6 +420,7 @@ begin
                                     order by j.priority, j.seq))
      from pgqueue.jobs_live j where j.job_id = any (say_started.job_ids);
 end $$;
+comment on function pgqueue.say_started is 'Tells watchers which jobs a claim took.';
 
 create function pgqueue.claim(
   worker_id uuid, queues text[], max_jobs int, lease interval default null, job_types text[] default null,
@@ -480,3 +481,4 @@ create function pgqueue.job_types_waiting(queues text[]) returns text[]
         from t where t.job_type is not null)
     select coalesce(array_agg(distinct t.job_type), '{}') from t where t.job_type is not null
   $$;
+comment on function pgqueue.job_types_waiting is 'Job types of which jobs wait in these queues.';

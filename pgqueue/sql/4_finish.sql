@@ -64,6 +64,7 @@ create function pgqueue.error_record(attempt integer, worker_id uuid, error json
       'duration_ms', case when jsonb_typeof(error -> 'duration_ms') = 'number' then error -> 'duration_ms'
                           else to_jsonb(round(extract(epoch from pgqueue.clock() - started_at) * 1000)) end)
   $$;
+comment on function pgqueue.error_record is 'One record for `errors`.';
 
 create function pgqueue.add_error(errors jsonb, record jsonb) returns jsonb
   language plpgsql immutable set search_path = pg_catalog, pg_temp
@@ -96,6 +97,7 @@ begin
           ($1).lease_expires_at, ($1).cancel_requested_at, ($1).created_at, ($1).updated_at, ($1).started_at,
           ($1).finished_at, ($1).result, ($1).error, ($1).errors, ($1).progress, ($1).trace_context' using j;
 end $$;
+comment on function pgqueue.store is 'Puts a job into the table of its status.';
 
 create function pgqueue.settle(j pgqueue.jobs, final text, reason text) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp

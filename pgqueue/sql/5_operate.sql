@@ -17,10 +17,12 @@ begin
     return query select f.* from pgqueue.jobs_cancelled f where f.job_id = finished_job.job_id and f.finished_at >= since;
   end if;
 end $$;
+comment on function pgqueue.finished_job is 'A job among the finished, by the time in its id.';
 
 create function pgqueue.finished_job_exists(job_id uuid) returns boolean
   language sql stable security definer set search_path = pg_catalog, pg_temp
   as $$ select exists (select from pgqueue.finished_job(job_id)) $$;
+comment on function pgqueue.finished_job_exists is 'Whether a finished job has this id.';
 
 create function pgqueue.find_job(job_id uuid) returns setof pgqueue.jobs
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -40,6 +42,7 @@ begin
     return next j;
   end if;
 end $$;
+comment on function pgqueue.find_job is 'A job wherever it is, without a look at who asks.';
 
 create function pgqueue.job(job_id uuid) returns setof pgqueue.jobs
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -55,6 +58,7 @@ create function pgqueue.may_read(producer_id text) returns boolean
         or exists (select from pg_roles r
                     where r.rolname in ('pgqueue_worker', 'pgqueue_operator', 'pgqueue_reader') and pg_has_role(session_user, r.oid, 'member'))
   $$;
+comment on function pgqueue.may_read is 'Whether whoever asks may read the jobs of this producer.';
 
 create function pgqueue.note(verb text, target text, jobs bigint, detail jsonb default null) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
@@ -95,6 +99,7 @@ begin
   perform pgqueue.settle(j, 'cancelled', 'cancelled on request');
   return 'cancelled';
 end $$;
+comment on function pgqueue.cancel_one is 'Cancels one job, or asks its worker to; answers its status.';
 
 create function pgqueue.cancel(job_id uuid) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -157,6 +162,7 @@ begin
   end if;
   return j;
 end $$;
+comment on function pgqueue.revive is 'Puts a dead letter back into its queue with fresh attempts.';
 
 create function pgqueue.retry(job_id uuid) returns pgqueue.jobs
   language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -322,6 +328,7 @@ begin
   end if;
   return null;
 end $$;
+comment on function pgqueue.queue_is_edited is 'Trigger: checks a queue''s settings, and wakes workers when a pause ends.';
 create trigger queues_edited before insert or update on pgqueue.queues
   for each row execute function pgqueue.queue_is_edited();
 create trigger queues_were_edited after insert or update of name, paused, timeout_ms or delete on pgqueue.queues
@@ -371,6 +378,7 @@ create function pgqueue.resume_job_type(job_type text) returns boolean
     with gone as (delete from pgqueue.job_type_pauses p where p.job_type = pgqueue.need('job_type', resume_job_type.job_type) returning 1)
     select exists (select from gone)
   $$;
+comment on function pgqueue.resume_job_type is 'Ends the pause of a job type.';
 
 create function pgqueue.why(job_id uuid) returns text
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off

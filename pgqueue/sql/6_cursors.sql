@@ -155,3 +155,4 @@ begin
   end if;
   return moved;
 end $$;
+comment on function pgqueue.sweep_cursors is 'A step of the sweep: raises claim cursors, counts queues.';

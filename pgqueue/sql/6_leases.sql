@@ -129,6 +129,7 @@ begin
   end loop;
   return moved;
 end $$;
+comment on function pgqueue.sweep_leases is 'A step of the sweep: takes back jobs whose leases ran out.';
 
 create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -174,3 +175,4 @@ begin
   end if;
   return moved;
 end $$;
+comment on function pgqueue.sweep_timeouts is 'A step of the sweep: ends attempts that ran longer than their timeout though their worker lives.';

@@ -135,6 +135,7 @@ begin
   end loop;
   return removed;
 end $$;
+comment on function pgqueue.sweep_retention is 'A step of the sweep: deletes finished jobs past their time where no whole partition can go.';
 
 create function pgqueue.make_partition(status text, lower timestamptz, upper timestamptz) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms' set jit = off
@@ -166,6 +167,7 @@ begin
 exception when lock_not_available then
   return 'busy';
 end $$;
+comment on function pgqueue.make_partition is 'Makes the partition of a span of time for one final status.';
 
 create function pgqueue.drop_partition(partition text, status text) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms'
@@ -198,6 +200,7 @@ exception when lock_not_available then
     on conflict on constraint partitions_pkey do update set problem = excluded.problem;
   return 'busy';
 end $$;
+comment on function pgqueue.drop_partition is 'Drops a partition whose jobs are past their time; where its status has an archive, that is called first.';
 
 create function pgqueue.maintain_partitions(max_actions int default null) returns table (partition text, action text)
   language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC'

@@ -144,6 +144,7 @@ begin
   new.updated_at := pgqueue.clock();
   return new;
 end $$;
+comment on function pgqueue.schedule_is_edited is 'Trigger: checks a schedule, and forgets its next run when its times changed.';
 
 create index schedules_next on pgqueue.schedules (next_run_at) where enabled;
 create index schedule_fires_fired on pgqueue.schedule_fires (fired_at);

@@ -55,6 +55,7 @@ begin
   end loop;
   return moved;
 end $$;
+comment on function pgqueue.sweep_due is 'A step of the sweep: makes jobs pending whose time has come.';
 
 create function pgqueue.paused_for(queue text, since timestamptz) returns interval
   language sql stable set search_path = pg_catalog, pg_temp
@@ -162,6 +163,7 @@ begin
   end loop;
   return moved;
 end $$;
+comment on function pgqueue.sweep_expired is 'A step of the sweep: ends jobs that waited past their expires_at or their queue''s time.';
 
 create function pgqueue.sweep_shed(max_jobs int) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -189,6 +191,7 @@ begin
   end loop;
   return moved;
 end $$;
+comment on function pgqueue.sweep_shed is 'A step of the sweep: ends pending jobs of low priority as dead letters where a queue with shed_low is above its soft_limit.';
 
 create function pgqueue.note_headless_keys(max_keys int) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -253,6 +256,7 @@ begin
   end loop;
   return moved;
 end $$;
+comment on function pgqueue.sweep_keys is 'A step of the sweep: sets ordering keys free whose head is gone.';
 
 create function pgqueue.sweep_prune(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -303,6 +307,7 @@ begin
   get diagnostics gone = row_count;
   return removed + gone;
 end $$;
+comment on function pgqueue.sweep_prune is 'A step of the sweep: deletes what nobody needs any more, such as expired keys and workers that are long gone.';
 
 create function pgqueue.note_step(step text, begun timestamptz, jobs bigint, problem text) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp

@@ -12,6 +12,7 @@ create function pgqueue.worker_started(
            queues = excluded.queues, job_types = excluded.job_types, priorities = excluded.priorities,
            concurrency = excluded.concurrency, version = excluded.version, last_heartbeat = pgqueue.clock()
   $$;
+comment on function pgqueue.worker_started is 'Registers a worker; a known one is written anew.';
 
 create function pgqueue.worker_seen(worker_id uuid, status text, jobs_processed bigint, jobs_failed bigint) returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -31,6 +32,7 @@ create function pgqueue.worker_stopped(worker_id uuid) returns void
     delete from pgqueue.waiting w where w.worker_id = worker_stopped.worker_id;
     update pgqueue.workers w set status = 'stopped', last_heartbeat = pgqueue.clock() where w.worker_id = worker_stopped.worker_id
   $$;
+comment on function pgqueue.worker_stopped is 'Takes a worker off the list.';
 
 create function pgqueue.wait_for_work(worker_id uuid, queues text[], job_types text[], channel text) returns text[]
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -48,6 +50,7 @@ comment on function pgqueue.wait_for_work is 'Asks for a bell on `channel` when 
 create function pgqueue.stop_waiting(worker_id uuid) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$ delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id $$;
+comment on function pgqueue.stop_waiting is 'Takes a worker off the list of those to wake.';
 
 create function pgqueue.writers_open(writers text[]) returns boolean
   language sql volatile security definer set search_path = pg_catalog, pg_temp
@@ -66,3 +69,4 @@ comment on function pgqueue.watch is 'Asks for status notices for as long as ttl
 create function pgqueue.unwatch(watcher_id uuid) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$ delete from pgqueue.watchers w where w.watcher_id = unwatch.watcher_id $$;
+comment on function pgqueue.unwatch is 'Takes a watcher off the list.';

@@ -79,6 +79,7 @@ comment on function pgqueue.bucket_limits() is 'Seconds up to which the buckets 
 create function pgqueue.add_buckets(a bigint[], b bigint[]) returns bigint[]
   language sql immutable parallel safe set search_path = pg_catalog, pg_temp
   as $$ select array_agg(coalesce(u.x, 0) + coalesce(u.y, 0) order by u.n) from unnest(a, b) with ordinality u(x, y, n) where u.n <= 17 $$;
+comment on function pgqueue.add_buckets is 'Two histograms as one.';
 
 create function pgqueue.add_to_counters(counts jsonb) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp

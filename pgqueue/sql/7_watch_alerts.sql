@@ -174,6 +174,7 @@ begin
          h.queue, 0, 10, 'pgqueue.alerts'
     from pgqueue.alert_webhooks h where h.enabled and (h.severity is null or h.severity = happened.severity);
 end $$;
+comment on function pgqueue.send_alert is 'Enqueues a job for each webhook that is to hear of an alert.';
 
 create function pgqueue.evaluate_alerts() returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off

@@ -464,3 +464,18 @@ def whole_life(q: Verbs) -> None:
     q.call("resume", "default")
     for view in ("queue_stats", "job_results", "dead_letters", "stuck_jobs", "alerts"):
         q.rows(f"select * from pgqueue.{view}")
+
+
+def test_everything_in_the_schema_says_what_it_is(q: Verbs) -> None:
+    assert not q.rows(
+        """select p.oid::regprocedure::text as what from pg_proc p
+            where p.pronamespace = 'pgqueue'::regnamespace and obj_description(p.oid, 'pg_proc') is null
+           union all
+           select c.oid::regclass::text from pg_class c
+            where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p', 'v') and c.relname <> 'alembic_version'
+              and not c.relispartition and obj_description(c.oid, 'pg_class') is null
+           union all
+           select 'jobs.' || a.attname from pg_attribute a
+            where a.attrelid = 'pgqueue.jobs'::regclass and a.attnum > 0
+              and col_description(a.attrelid, a.attnum) is null"""
+    )
