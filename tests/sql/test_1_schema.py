@@ -472,8 +472,8 @@ def test_everything_in_the_schema_says_what_it_is(q: Verbs) -> None:
             where p.pronamespace = 'pgqueue'::regnamespace and obj_description(p.oid, 'pg_proc') is null
            union all
            select c.oid::regclass::text from pg_class c
-            where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p', 'v') and c.relname <> 'alembic_version'
-              and not c.relispartition and obj_description(c.oid, 'pg_class') is null
+            where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p', 'v') and not c.relispartition
+              and c.relname <> 'alembic_version' and obj_description(c.oid, 'pg_class') is null
            union all
            select 'jobs.' || a.attname from pg_attribute a
             where a.attrelid = 'pgqueue.jobs'::regclass and a.attnum > 0
