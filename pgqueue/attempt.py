@@ -117,11 +117,12 @@ class Concluding(Protocol):
 
 
 class _Course(msgspec.Struct, eq=False, kw_only=True):
-    """What becomes of an attempt."""
+    """What becomes of an attempt. `timeout` is the seconds that it may take."""
 
     made: Job | None = None
     stop: Stop | None = None
     began: float = 0.0
+    timeout: float = 0.0
     outcome: Outcome | None = None
     tx: Concluding | None = None
 
@@ -198,7 +199,7 @@ class Attempt(_Course, eq=False):
 
     def timed_out(self) -> Failed:
         """Return the outcome of a run that took too long, for those that do not end when told to."""
-        return self._failed(TimeoutError(f"the attempt ran longer than its timeout ({self.elapsed():.1f} s)"))
+        return self._failed(TimeoutError(f"the attempt ran longer than its timeout ({self.timeout} s)"))
 
     def _alone(self) -> bool:
         """Say whether nothing is to be done around the call of the function."""
@@ -267,7 +268,7 @@ class Attempt(_Course, eq=False):
         return {
             "type": kind_of(exc),
             "message": capped(_text(exc), MESSAGE_BYTES),
-            "traceback": _trace(exc),
+            "traceback": _guarded(lambda: _trace(exc)),
             "duration_ms": round(self.elapsed() * 1000),
         }
 

@@ -4,7 +4,8 @@ Network timeouts, rate limits and services that are unavailable are retried; inv
 and refusals are not; what is not known is retried.
 """
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from pgqueue.tasks import TaskOptions
 
@@ -44,17 +45,23 @@ _RETRYABLE: Final[dict[str, bool | None]] = {
     "pgqueue.errors.AccessDenied": False,
     "pgqueue.errors.DeadLetter": False,
 }
+T = TypeVar("T")
 _RETRYABLE_STATUS: Final = frozenset({408, 421, 425, 429, *range(500, 600)} - {501, 505})
 
 
 def is_retryable(exc: BaseException, options: TaskOptions) -> bool:
     """Say whether a task that raised this should be tried again; the task's own lists come first."""
+    # A user's exception may be of any depth, and its attributes may raise.
+    return _tried(lambda: _judged(exc, options), True)
+
+
+def _judged(exc: BaseException, options: TaskOptions) -> bool:
     if options.dead_letter_on and isinstance(exc, options.dead_letter_on):
         return False
     if options.retry_on and isinstance(exc, options.retry_on):
         return True
     if isinstance(exc, BaseExceptionGroup):
-        return any(is_retryable(part, options) for part in exc.exceptions)
+        return any(_judged(part, options) for part in exc.exceptions)
     for kind in type(exc).__mro__:
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name in _RETRYABLE:
@@ -65,12 +72,7 @@ def is_retryable(exc: BaseException, options: TaskOptions) -> bool:
 
 def retry_after(exc: BaseException) -> float | None:
     """Return the seconds that a refused HTTP request was told to wait, if it was."""
-    response = getattr(exc, "response", exc)
-    headers = getattr(response, "headers", None)
-    try:
-        seconds = float(headers["Retry-After"]) if headers is not None else -1.0
-    except (KeyError, TypeError, ValueError):
-        return None
+    seconds = _tried(lambda: float(getattr(exc, "response", exc).headers["Retry-After"]), -1.0)
     return seconds if 0 <= seconds <= 86400 else None
 
 
@@ -81,3 +83,10 @@ def _status(exc: Any) -> int | None:
         if isinstance(status, int):
             return status
     return None
+
+
+def _tried(read: Callable[[], T], otherwise: T) -> T:
+    try:
+        return read()
+    except BaseException:
+        return otherwise

@@ -93,8 +93,8 @@ class Executor:
             held.made = Job(held.claimed, held.services)
             self._threads.start(held)
         timeout_ms = held.claimed.timeout_ms
-        seconds = self._timeout_of(held.claimed.queue) if timeout_ms is None else timeout_ms / 1000
-        held.deadline = time.monotonic() + seconds - held.elapsed()
+        held.timeout = self._timeout_of(held.claimed.queue) if timeout_ms is None else timeout_ms / 1000
+        held.deadline = time.monotonic() + held.timeout - held.elapsed()
         if self._watcher is None:
             self._watcher = self._loop.call_later(_WATCH, self._watch)
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe, spawn
@@ -77,6 +78,7 @@ class Processes:
 
     def run(self, held: Held) -> Outcome:
         """Run an attempt in a process and return its outcome."""
+        held.began = time.perf_counter()
         child = self._take()
         with self._guard:
             held.process = child

@@ -152,7 +152,8 @@ def test_processes_of_tasks_are_killed_and_replaced(app: App, database: str, con
     assert [row.status for row in rows] == [
         "dead_letter", "cancelled", "dead_letter", "dead_letter", "completed", "completed",
     ]  # fmt: skip
-    assert "longer than its timeout" in (rows[0].error or "")
+    assert "longer than its timeout (1.5 s)" in (rows[0].error or "")
+    assert rows[0].errors[0]["duration_ms"] >= 1500
     assert "ended with signal SIGKILL" in (rows[2].error or "")
     assert "MemoryError" in (rows[3].error or "")
     assert rows[5].progress == {"half": True}

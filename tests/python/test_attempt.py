@@ -198,6 +198,28 @@ class Mute(Exception):
         raise ValueError("no words")
 
 
+class Guarded(Exception):
+    @property
+    def response(self) -> NoReturn:
+        raise RuntimeError("call raise_for_status() first")
+
+
+def nested(depth: int) -> Exception:
+    group = ExceptionGroup("innermost", [ValueError()])
+    for _ in range(depth):
+        group = ExceptionGroup("nested", [group])
+    return group
+
+
+@pytest.mark.parametrize("made", [lambda: Guarded("x"), lambda: nested(3000)], ids=["attribute", "depth"])
+def test_the_tasks_own_exception_is_told_whatever_it_is_like(made: Callable[[], Exception]) -> None:
+    exc = made()
+    outcome = failed(exc)
+    assert outcome.retryable
+    assert outcome.error["type"].endswith(type(exc).__name__)
+    assert outcome.error["message"] == str(exc)
+
+
 @pytest.mark.parametrize(
     "body",
     [

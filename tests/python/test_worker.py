@@ -209,6 +209,25 @@ def test_a_thread_that_takes_too_long_is_interrupted(app: App) -> None:
     assert row.errors[0]["type"] == "TimeoutError"
 
 
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_a_timeout_says_which_applied_and_how_long_the_attempt_ran(app: App, kind: str) -> None:
+    @app.task("async")
+    async def asynchronous(job: Job, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    @app.task("thread")
+    def thread(job: Job, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.01)
+
+    with worker_of(app):
+        job = app.enqueue_sync(kind, {"seconds": 60}, timeout=0.25, max_retries=0)
+        (error,) = app.finished_job_sync(job, wait=30).errors
+    assert error["message"] == "the attempt ran longer than its timeout (0.25 s)"
+    assert error["duration_ms"] >= 250
+
+
 def test_threads_that_do_not_stop_neither_hold_slots_nor_meet_their_retries(app: App, connection: Session) -> None:
     let_go = threading.Event()
     alive: dict[str, int] = {}
