@@ -29,41 +29,66 @@ TOP: Final = Call(
          'at', pgqueue.clock())::text""",
     document,
 )
-DOCTOR: Final = Call(
-    "doctor",
-    """select json_build_object(
-         'server', current_setting('server_version'), 'schema', pgqueue.schema_version(),
-         'now', clock_timestamp(), 'read_only', current_setting('transaction_read_only') = 'on',
-         'pid', pg_backend_pid(),
-         'settings', (select json_object_agg(s.name, s.setting) from pg_settings s
-            where s.name in ('fsync', 'full_page_writes', 'autovacuum', 'track_counts', 'max_connections',
-                             'synchronous_commit')),
-         'connections', (select count(*) from pg_stat_activity a where a.backend_type = 'client backend'),
-         'xid_age', (select age(d.datfrozenxid) from pg_database d where d.datname = current_database()),
-         'notify_usage', pg_notification_queue_usage(),
-         'horizon', (select coalesce(json_agg(h order by h.xmin_age desc), '[]') from pgqueue.horizon() h),
-         'tables', (select coalesce(json_agg(t), '[]') from (
-            select u.relname as name, u.n_live_tup as live, u.n_dead_tup as dead, u.last_autovacuum, u.last_vacuum,
-                   pg_total_relation_size(u.relid) as bytes
-              from pg_stat_all_tables u where u.schemaname = 'pgqueue' order by u.n_dead_tup desc) t),
-         'partitions', (select coalesce(json_agg(c.relname), '[]') from pg_class c
-            where c.relnamespace = 'pgqueue'::regnamespace and c.relispartition and c.relkind = 'r'),
-         'today', to_char(clock_timestamp() at time zone 'UTC', 'YYYYMMDD'),
-         'tomorrow', to_char((clock_timestamp() + interval '1 day') at time zone 'UTC', 'YYYYMMDD'),
-         'this_week', to_char(date_trunc('week', clock_timestamp() at time zone 'UTC'), 'YYYYMMDD'),
-         'strays', (select coalesce(json_agg(d.name), '[]') from (
-            select 'jobs_completed_default' as name where exists (select from pgqueue.jobs_completed_default)
-            union all select 'jobs_cancelled_default' where exists (select from pgqueue.jobs_cancelled_default)
-            union all select 'jobs_dead_letter_default' where exists (select from pgqueue.jobs_dead_letter_default)) d),
-         'lost', (select coalesce(json_agg(w), '[]') from (
-            select w.name, w.hostname, w.pid, w.last_heartbeat from pgqueue.workers w
-             where w.status <> 'stopped' and w.last_heartbeat <= pgqueue.clock() - interval '60 seconds') w),
-         'steps', (select coalesce(json_agg(s), '[]') from (
-            select s.step, s.last_run_at, s.failures, s.last_error,
-                   extract(epoch from pgqueue.clock() - s.last_run_at) as age from pgqueue.sweep_steps s) s),
-         'alerts', (select coalesce(json_agg(a), '[]') from pgqueue.alerts a)
-       )::text""",
-    document,
+#: What the doctor asks, part by part: a role may be refused one and told the others.
+DOCTOR: Final = (
+    Call(
+        "server",
+        """select json_build_object(
+             'server', current_setting('server_version'), 'schema', pgqueue.schema_version(),
+             'now', clock_timestamp(), 'read_only', current_setting('transaction_read_only') = 'on',
+             'pid', pg_backend_pid(),
+             'settings', (select json_object_agg(s.name, s.setting) from pg_settings s
+                where s.name in ('fsync', 'full_page_writes', 'autovacuum', 'track_counts', 'max_connections',
+                                 'synchronous_commit')),
+             'connections', (select count(*) from pg_stat_activity a where a.backend_type = 'client backend'),
+             'xid_age', (select age(d.datfrozenxid) from pg_database d where d.datname = current_database()),
+             'notify_usage', pg_notification_queue_usage(),
+             'tables', (select coalesce(json_agg(t), '[]') from (
+                select u.relname as name, u.n_live_tup as live, u.n_dead_tup as dead, u.last_autovacuum, u.last_vacuum,
+                       pg_total_relation_size(u.relid) as bytes
+                  from pg_stat_all_tables u where u.schemaname = 'pgqueue' order by u.n_dead_tup desc) t))::text""",
+        document,
+    ),
+    Call(
+        "horizon",
+        """select json_build_object('horizon',
+             (select coalesce(json_agg(h order by h.xmin_age desc), '[]') from pgqueue.horizon() h))::text""",
+        document,
+    ),
+    Call(
+        "partitions",
+        """select json_build_object(
+             'partitions', (select coalesce(json_agg(c.relname), '[]') from pg_class c
+                where c.relnamespace = 'pgqueue'::regnamespace and c.relispartition and c.relkind = 'r'),
+             'today', to_char(clock_timestamp() at time zone 'UTC', 'YYYYMMDD'),
+             'tomorrow', to_char((clock_timestamp() + interval '1 day') at time zone 'UTC', 'YYYYMMDD'),
+             'this_week', to_char(date_trunc('week', clock_timestamp() at time zone 'UTC'), 'YYYYMMDD'),
+             'strays', (select coalesce(json_agg(d.name), '[]') from (
+                select 'jobs_completed_default' as name where exists (select from pgqueue.jobs_completed_default)
+                union all select 'jobs_cancelled_default' where exists (select from pgqueue.jobs_cancelled_default)
+                union all select 'jobs_dead_letter_default'
+                 where exists (select from pgqueue.jobs_dead_letter_default)) d))::text""",
+        document,
+    ),
+    Call(
+        "sweep",
+        """select json_build_object('steps', (select coalesce(json_agg(s), '[]') from (
+             select s.step, s.last_run_at, s.failures, s.last_error,
+                    extract(epoch from pgqueue.clock() - s.last_run_at) as age from pgqueue.sweep_steps s) s))::text""",
+        document,
+    ),
+    Call(
+        "workers",
+        """select json_build_object('lost', (select coalesce(json_agg(w), '[]') from (
+             select w.name, w.hostname, w.pid, w.last_heartbeat from pgqueue.workers w
+              where w.status <> 'stopped' and w.last_heartbeat <= pgqueue.clock() - interval '60 seconds') w))::text""",
+        document,
+    ),
+    Call(
+        "alert",
+        "select json_build_object('alerts', (select coalesce(json_agg(a), '[]') from pgqueue.alerts a))::text",
+        document,
+    ),
 )
 FLEET: Final = Call(
     "fleet",

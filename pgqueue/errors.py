@@ -301,6 +301,8 @@ _BY_CLASS: dict[str, type[PgqueueError]] = {
 }
 _HINTS: dict[type[PgqueueError], str] = {
     SchemaOutdated: "run: pgqueue migrate",
+    AccessDenied: "grant the database role pgqueue_producer (to enqueue), pgqueue_reader (to look), pgqueue_operator "
+    "(to operate) or pgqueue_worker (to run jobs); migrations are for the owner of the schema",
 }
 _RULE: Final = re.compile(r"([a-z0-9_]+) (?:must|is) ")
 

@@ -5921,7 +5921,8 @@ begin
   end if;
   for role in select unnest(array['pgqueue_reader', 'pgqueue_operator', 'pgqueue_worker']) loop
     continue when not exists (select from pg_catalog.pg_roles where rolname = role);
-    execute pg_catalog.format('grant select on pgqueue.jobs, pgqueue.queues, pgqueue.queue_pauses, pgqueue.job_type_pauses,
+    execute pg_catalog.format('grant select on pgqueue.jobs, pgqueue.jobs_completed_default, pgqueue.jobs_cancelled_default,
+      pgqueue.jobs_dead_letter_default, pgqueue.queues, pgqueue.queue_pauses, pgqueue.job_type_pauses,
       pgqueue.schedules, pgqueue.schedule_fires, pgqueue.schedule_declarations, pgqueue.partitions, pgqueue.retention, pgqueue.workers, pgqueue.queue_depths, pgqueue.claim_cursors, pgqueue.sweep_steps,
       pgqueue.audit, pgqueue.live_workers, pgqueue.job_results, pgqueue.dead_letters, pgqueue.queue_stats, pgqueue.jobs_processing, pgqueue.stuck_jobs,
       pgqueue.alerts, pgqueue.counters, pgqueue.counter_samples, pgqueue.alert_rules, pgqueue.alert_states, pgqueue.alert_events to %I', role);

@@ -147,6 +147,16 @@ def test_a_database_that_cannot_be_reached_exits_with_7(pgqueue: Invoke) -> None
     assert result.stderr.startswith("pgqueue: ")
 
 
+def test_a_role_that_may_not_is_told_what_it_needs(pgqueue: Invoke, database: str) -> None:
+    dsn = psycopg.conninfo.make_conninfo(database, options="-c role=pgqueue_reader")
+    for command in (["enqueue", "echo"], ["jobs", "cancel", "01890000-0000-7000-8000-000000000000"]):
+        refused = pgqueue("--dsn", dsn, *command)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert "permission denied for function" in refused.stderr
+        assert "pgqueue_producer (to enqueue)" in refused.stderr
+        assert "pgqueue_operator (to operate)" in refused.stderr
+
+
 def test_a_database_without_the_schema_exits_with_5(pgqueue: Invoke, connection: Connection) -> None:
     connection.execute("set client_min_messages = error; drop schema pgqueue cascade")
     for command in (["jobs", "list"], ["enqueue", "echo"], ["queues", "list"], ["schema", "version"]):

@@ -64,6 +64,27 @@ def test_a_healthy_queue(pgqueue: Invoke) -> None:
         assert words in text
 
 
+@pytest.mark.usefixtures("healthy")
+@pytest.mark.parametrize(
+    ("role", "unchecked"),
+    [
+        ("pgqueue_operator", set()),
+        ("pgqueue_reader", {"horizon"}),
+        ("pgqueue_worker", {"horizon"}),
+        ("pgqueue_producer", {"horizon", "partitions", "sweep", "workers", "alert"}),
+    ],
+)
+def test_a_role_is_told_what_it_may_look_at(pgqueue: Invoke, database: str, role: str, unchecked: set[str]) -> None:
+    as_role = psycopg.conninfo.make_conninfo(database, options=f"-c role={role}")
+    result = pgqueue("doctor", "--json", dsn=as_role)
+    found = findings(result)
+    assert found.keys() - {"settings"} == unchecked, result.stdout
+    for check in unchecked:
+        assert found[check].level == "warning"
+        assert found[check].found.startswith("not checked: permission denied for ")
+        assert "grant the database role pgqueue_producer" in found[check].found
+
+
 def test_a_queue_that_nobody_keeps(pgqueue: Invoke, connection: Connection) -> None:
     connection.execute("select pgqueue.maintain_partitions()")
     connection.execute("delete from pgqueue.sweep_steps")
