@@ -70,7 +70,7 @@ def _judged(exc: BaseException, options: TaskOptions) -> bool:
     return True
 
 
-def retry_after(exc: BaseException) -> float | None:
+def retry_after(exc: Any) -> float | None:
     """Return the seconds that a refused HTTP request was told to wait, if it was."""
     seconds = _tried(lambda: float(getattr(exc, "response", exc).headers["Retry-After"]), -1.0)
     return seconds if 0 <= seconds <= 86400 else None
