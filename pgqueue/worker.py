@@ -167,7 +167,8 @@ class Worker:
             self._claims.close()
             self._finisher.close()
             await asyncio.to_thread(self._background.stop, 1.0)
-            _log.info("worker stopped", name=self.name, **self.counts)
+            if jobs:
+                _log.info("worker stopped", name=self.name, **self.counts)
         if self.fault is not None:
             raise self.fault
 

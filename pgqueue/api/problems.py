@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final
+from uuid import UUID
 
 import msgspec
 from litestar import Request, Response
@@ -238,11 +239,24 @@ def from_http_exception(request: Request[Any, Any, Any], exc: HTTPException) -> 
         return from_bug(request, exc)
     kind, title = _TITLES.get(status, ("bad-request", "Bad request"))
     details = {
-        404: "there is nothing at this path",
+        404: _nothing_at(str(request.scope["path"])),
         405: f"{request.method} is not possible here",
         413: "the body is larger than this path takes",
     }
     return problem_response(request, status, kind, title, details.get(status, exc.detail or title), headers=headers)
+
+
+def _nothing_at(path: str) -> str:
+    """Return what is wrong with a path that no route has."""
+    said = "there is nothing at this path"
+    job_id = re.search(r"/jobs/([^/]+)", path)
+    if job_id is None:
+        return said
+    try:
+        UUID(job_id[1])
+    except ValueError:
+        return f"{said}: {job_id[1]!r:.100} is no job id, which is a UUID"
+    return said
 
 
 def from_bug(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:

@@ -58,6 +58,18 @@ class Commands(click.RichGroup):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is asked for; a usage error names the one that may have been meant."""
+        name = args[0]
+        if name not in _COMMANDS and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            for near in get_close_matches(name, _COMMANDS, n=1):
+                raise click.UsageError(f"No such command {name!r}. Did you mean {near!r}?", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; raises Exit with the code of what went wrong."""
         try:

@@ -5,6 +5,7 @@ from typing import Any
 import rich_click as click
 
 from pgqueue.cli.context import Door, door_options, pass_door
+from pgqueue.cli.loading import load_app
 from pgqueue.cli.output import print_json
 from pgqueue.cli.values import NAMES
 
@@ -40,7 +41,7 @@ def autoscale(
 
     policy = Policy(minimum=minimum, maximum=maximum)
     if only_print:
-        with door.client() as client:
+        with door.client() if app_name is None else load_app(app_name, door) as client:
             answer = report(client.worker_load_sync(options["queues"]), policy)
         print_json(answer) if door.as_json else click.echo(answer["value"])
         return
@@ -51,7 +52,6 @@ def autoscale(
 
 def _run(door: Door, app_name: str, policy: Any, options: dict[str, Any]) -> int:
     from pgqueue import calls_watch, log
-    from pgqueue.cli.loading import load_app
     from pgqueue.connections import SyncPool
     from pgqueue.fleet import Fleet
 

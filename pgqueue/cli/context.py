@@ -67,6 +67,8 @@ def dsn_option(command: F) -> F:
     """Add `--dsn` to a command; before and after the command's name it means the same."""
 
     def keep(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is not None and not value.strip():
+            raise click.BadParameter("it is empty, as of a shell variable that is not set; leave it out to go without")
         if value is not None:
             ctx.ensure_object(Door).given_dsn = value
 

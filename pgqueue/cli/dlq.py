@@ -40,8 +40,8 @@ def _selection(command: F) -> F:
             click.argument("job_ids", metavar="[JOB_ID]...", nargs=-1),
             click.option("--queue", help="All of this queue."),
             click.option("--type", "job_type", help="All of this job type."),
-            click.option("--since", type=INSTANT, help="All that died at this moment or later."),
-            click.option("--until", type=INSTANT, help="All that died before this moment."),
+            click.option("--since", type=INSTANT, help="All that died at this moment or later: 2030-01-31T09:00Z."),
+            click.option("--until", type=INSTANT, help="All that died before this moment: 2030-01-31T09:00Z."),
             click.option("--limit", "max_jobs", type=click.IntRange(min=1), help="So many at most, the oldest first."),
             click.option("--all", "everything", is_flag=True, help="All dead letters."),
         )

@@ -17,7 +17,7 @@ from pgqueue.cli.values import INSTANT, JSON_OBJECT, PRIORITY, SPAN
 @click.option("--queue", help="Queue to put it in (default: default).")
 @click.option("--priority", type=PRIORITY, help="critical, high, normal or low, or 0 to 3 (default: normal).")
 @click.option("--delay", type=SPAN, help="Not before so much time has passed: 90, 5m, 1h30m.")
-@click.option("--at", type=INSTANT, help="Not before this moment, ISO 8601.")
+@click.option("--at", type=INSTANT, help="Not before this moment, ISO 8601 with its time zone: 2030-01-31T09:00Z.")
 @click.option("--key", help="Idempotency key: while it is known, its job is returned and the exit code is 4.")
 @click.option("--ordering-key", help="Jobs of one key in a queue run one at a time, in order.")
 @click.option("--producer", help="Who enqueues.")

@@ -155,10 +155,17 @@ def print_jobs(door: Door, rows: "list[JobRow]") -> None:
 
 
 def each(door: Door, job_ids: tuple[str, ...], act: Callable[[str], str]) -> int:
-    """Do one thing to each job, print what became of it, and return the first failure's exit code, 0 without any."""
+    """Do one thing to each job, print what became of it, and return the first failure's exit code, 0 without any.
+
+    Raises InvalidJob, with nothing done, when one of them is no id.
+    """
     from pgqueue.cli.failures import exit_code
     from pgqueue.errors import DatabaseError, PgqueueError
+    from pgqueue.verbs import id_text
 
+    # A typing error is found before anything is done.
+    for job_id in job_ids:
+        id_text(job_id)
     code = 0
     outcomes: list[dict[str, Any]] = []
     for job_id in job_ids:

@@ -31,7 +31,7 @@ def keys() -> None:
 )
 @click.option("--rate", type=click.IntRange(min=1), help="Requests per second at most (default: any number).")
 @click.option("--expires-in", type=SPAN, help="Ends after so long: 30d.")
-@click.option("--expires-at", type=INSTANT, help="Ends at this moment.")
+@click.option("--expires-at", type=INSTANT, help="Ends at this moment: 2030-01-31T09:00Z.")
 @door_options
 @pass_door
 def create(

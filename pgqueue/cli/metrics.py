@@ -61,9 +61,10 @@ def _serve(fetch: Any, where: str) -> None:
     if not port.isdecimal() or int(port) > 65535:
         raise click.UsageError(f"{where!r} is not HOST:PORT")
     server, port_number = serve(fetch, host or "127.0.0.1", int(port))
-    note(f"pgqueue: metrics are at http://{host or '127.0.0.1'}:{port_number}/metrics; Ctrl-C ends")
     ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    note(f"pgqueue: metrics are at http://{host or '127.0.0.1'}:{port_number}/metrics; Ctrl-C ends")
     try:
         ended.wait()
     finally:

@@ -12,6 +12,7 @@ from pgqueue.cli.output import Column, duration, note, print_fields, print_json,
 from pgqueue.cli.values import CENTURY, DAY, SPAN, WEIGHTS
 
 _INTERVAL: Final = re.compile(r"(?:(\d+) days?)? ?(?:(\d+):(\d\d):(\d\d(?:\.\d+)?))?")
+_LIMITS: Final = (50_000, 100_000)
 COUNTS = ("pending", "submitted", "processing", "failed")
 
 
@@ -106,7 +107,8 @@ def set_queue(door: Door, /, queue: str, weights: list[int] | str | None, **opti
     if door.as_json:
         print_json(row)
     else:
-        print_fields({name: _readable(value) if name.endswith("_ttl") else value for name, value in row.items()})
+        told = {name: _readable(value) if name.endswith("_ttl") else value for name, value in row.items()}
+        print_fields(told | {"weights": _shares(row["weights"])})
 
 
 def _readable(interval: str) -> str:
@@ -153,11 +155,15 @@ def _age(seconds: float | None) -> str | None:
     return None if seconds is None else duration(seconds)
 
 
+def _shares(weights: list[int] | None) -> str:
+    return "strict" if weights is None else ",".join(map(str, weights))
+
+
+# A queue that was paused once has a row, which need not set anything else.
 def _weights(settings: dict[str, Any] | None) -> str:
-    if settings is None:
-        return "default"
-    return "strict" if settings["weights"] is None else ",".join(map(str, settings["weights"]))
+    return "default" if settings is None or settings["weights"] == [8, 4, 2, 1] else _shares(settings["weights"])
 
 
 def _limits(settings: dict[str, Any] | None) -> str:
-    return "default" if settings is None else f"{settings['soft_limit']}/{settings['hard_limit']}"
+    limits = _LIMITS if settings is None else (settings["soft_limit"], settings["hard_limit"])
+    return "default" if limits == _LIMITS else f"{limits[0]}/{limits[1]}"

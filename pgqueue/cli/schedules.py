@@ -94,7 +94,9 @@ def disable(door: Door, name: str) -> None:
 @schedules.command()
 @click.argument("cron")
 @click.option("--timezone", default="UTC", show_default=True, metavar="ZONE", help="Such as Europe/Berlin.")
-@click.option("--from", "after", type=UtcInstant(), metavar="INSTANT", help="Fires after this moment (default: now).")
+@click.option(
+    "--from", "after", type=UtcInstant(), metavar="INSTANT", help="Fires after this; without a zone UTC (default: now)."
+)
 @click.option("-n", "count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
 @door_options
 @pass_door

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 from typing import TYPE_CHECKING, Any, Final
@@ -78,23 +79,34 @@ def safe_host(client: Client, host: str) -> str:
     return DEFAULT_HOST
 
 
+def cannot_listen(host: str, port: int, reason: str | None) -> click.ClickException:
+    """Return the error of a server whose address cannot be had."""
+    return click.ClickException(f"the API cannot listen on {host}, port {port}: {reason}; --port chooses another")
+
+
+def _told_below(record: logging.LogRecord) -> bool:
+    return not isinstance(record.msg, OSError)
+
+
 def make_server(app: Litestar, host: str, port: int, *, grace: float = 10.0) -> uvicorn.Server:
     """Return a server of an app, which ends open streams when it is told to stop."""
     import uvicorn
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
+            log = logging.getLogger("uvicorn.error")
+            # It logs why it cannot listen, which is told below, and ends with a code that means something else here.
+            log.addFilter(_told_below)
             try:
                 await super().startup(sockets)
             except SystemExit as exc:
-                # It has logged why, and would end with a code that means something else here.
                 why = exc.__context__
                 if not isinstance(why, OSError):
                     raise click.ClickException("the API did not start") from None
                 reason = os.strerror(why.errno) if why.errno and why.errno > 0 else why.strerror or str(why)
-                raise click.ClickException(
-                    f"the API cannot listen on {host}, port {port}: {reason}; --port chooses another"
-                ) from None
+                raise cannot_listen(host, port, reason) from None
+            finally:
+                log.removeFilter(_told_below)
             for one in self.servers:
                 for socket in one.sockets:
                     address, bound = socket.getsockname()[:2]

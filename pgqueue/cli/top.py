@@ -31,7 +31,7 @@ _COUNTS: Final = ("pending", "processing", "submitted", "failed")
 
 
 @click.command()
-@click.option("--every", type=SPAN, default=1.0, show_default="1s", help="Time between two looks.")
+@click.option("--every", type=SPAN, default=1.0, help="Time between two looks (default: 1s).")
 @click.option("--once", is_flag=True, help="Print one picture and end, as without a terminal.")
 @door_options
 @pass_door

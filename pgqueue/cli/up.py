@@ -20,7 +20,7 @@ from pgqueue.cli.codes import INTERRUPTED, OK
 from pgqueue.cli.context import Door, dsn_option, pass_door
 from pgqueue.cli.loading import load_app
 from pgqueue.cli.output import note
-from pgqueue.cli.serve import DEFAULT_HOST, DEFAULT_PORT
+from pgqueue.cli.serve import DEFAULT_HOST, DEFAULT_PORT, cannot_listen
 from pgqueue.cli.values import SPAN
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _listening(host: str, port: int | None) -> socket.socket:
             failure = exc
         if port is None and failure.errno == errno.EADDRINUSE:
             note(f"pgqueue: port {tried} is taken: the API gets a free one (--port says which)")
-    raise click.ClickException(f"the API cannot listen on {host}, port {port or DEFAULT_PORT}: {failure.strerror}")
+    raise cannot_listen(host, port or DEFAULT_PORT, failure.strerror)
 
 
 async def _run(app: App, worker: Worker, *, url: str | None, demo: bool, seconds: float | None) -> int:

@@ -49,7 +49,7 @@ class Span(ParamType):
 
 
 class Instant(ParamType):
-    """A moment in ISO 8601; without a zone it is this machine's local time."""
+    """A moment in ISO 8601 with its time zone, without which it would be another one on another machine."""
 
     name = "time"
 
@@ -59,9 +59,12 @@ class Instant(ParamType):
             return value
         try:
             moment = datetime.fromisoformat(str(value).strip())
-            return moment if moment.tzinfo else moment.astimezone()
-        except (ValueError, OverflowError, OSError):
+        except ValueError:
             self.fail(f"{value!r} is no moment in ISO 8601, such as 2030-01-31T09:00:00+01:00", param, ctx)
+        if moment.tzinfo is None:
+            zoned = f"{moment.isoformat()}Z"
+            self.fail(f"{value!r} has no time zone; give it one, such as {zoned} for UTC", param, ctx)
+        return moment
 
 
 class Priority(ParamType):

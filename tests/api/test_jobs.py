@@ -308,7 +308,8 @@ def test_unknown_jobs_and_parameters_are_told(api: Api) -> None:
     for path in (f"/jobs/{NO_ID}", f"/jobs/{NO_ID}/result", f"/jobs/{NO_ID}/events", f"/jobs/{NO_ID}/why"):
         problem(api.get(path), 404, "job-not-found")
     problem(api.post(f"/jobs/{NO_ID}/cancel"), 404, "job-not-found")
-    problem(api.get("/jobs/not-a-uuid"), 404, "not-found")
+    assert "'not-a-uuid' is no job id" in problem(api.get("/jobs/not-a-uuid"), 404, "not-found")["detail"]
+    assert problem(api.get("/jobz"), 404, "not-found")["detail"] == "there is nothing at this path"
     assert problem(api.get("/jobs?limit=0"), 422, "invalid-request")["errors"][0]["parameter"] == "limit"
     assert problem(api.get("/jobs?stauts=pending"), 422, "invalid-request")["errors"][0]["parameter"] == "stauts"
     problem(api.get("/jobs?cursor=x"), 422, "invalid-request")

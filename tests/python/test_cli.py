@@ -111,6 +111,10 @@ def test_help_names_every_command_and_loads_no_driver() -> None:
         ["enqueue", "echo", "--delay", "-5"],
         ["enqueue", "echo", "--delay", "soon"],
         ["enqueue", "echo", "--at", "tomorrow"],
+        ["enqueue", "echo", "--at", "2090-01-01T10:00"],
+        ["--dsn", "", "jobs", "list"],
+        ["jobs", "list", "--dsn", " "],
+        ["autoscale", "no_such_module:app", "--print"],
         ["dlq", "retry"],
         ["dlq", "retry", "x", "--all"],
         ["dlq", "discard"],
@@ -293,6 +297,18 @@ def test_cancel_and_retry_say_what_they_did(pgqueue: Invoke, connection: Connect
     assert pgqueue("jobs", "retry", dead).stdout == f"{dead} pending\n"
 
 
+def test_a_word_among_ids_is_found_before_anything_is_done(pgqueue: Invoke, connection: Connection) -> None:
+    dead, waiting = enqueue(pgqueue, "echo"), enqueue(pgqueue, "echo")
+    dead_letter(connection, dead)
+    connection.execute("select pgqueue.release(worker_id, array[job_id], array[attempts]) from pgqueue.jobs_live")
+    for command, job_id in (("dlq retry", dead), ("dlq discard", dead), ("jobs retry", dead), ("jobs cancel", waiting)):
+        refused = pgqueue(*command.split(), job_id, "nonsense")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert refused.stderr == "pgqueue: job_id is 'nonsense'; it must be a UUID\n"
+    states = connection.execute("select job_id::text, status from pgqueue.jobs").fetchall()
+    assert dict(states) == {dead: "dead_letter", waiting: "pending"}
+
+
 def test_wait_prints_the_result(pgqueue: Invoke, connection: Connection) -> None:
     job_id = enqueue(pgqueue, "echo")
     late = pgqueue("jobs", "wait", job_id, "--timeout", "50ms")
@@ -341,7 +357,7 @@ def test_dead_letters_one_by_one_and_in_bulk(pgqueue: Invoke, connection: Connec
     asked = pgqueue("dlq", "discard", "--type", "b", stdin="n\n")
     assert (asked.exit_code, asked.stdout) == (1, "")
     assert json.loads(pgqueue("dlq", "discard", "--type", "b", "--yes", "--json").stdout) == {"discarded": 1}
-    assert pgqueue("dlq", "retry", "--since", "2090-01-01").stdout == "0 retried\n"
+    assert pgqueue("dlq", "retry", "--since", "2090-01-01T00:00Z").stdout == "0 retried\n"
     assert pgqueue("dlq", "retry", "--all").stdout == "1 retried\n"
     assert pgqueue("dlq", "discard", ids[0]).exit_code == 4
 
@@ -363,6 +379,7 @@ def test_queues_list_pause_resume_set(pgqueue: Invoke, connection: Connection) -
     ttl = connection.execute("select pending_ttl = interval '2 hours' from pgqueue.queues").fetchall()
     assert ttl == [(True,)]
     assert json.loads(pgqueue("queues", "set", "mail", "--weights", "strict", "--json").stdout)["weights"] is None
+    assert "\nweights          strict\n" in pgqueue("queues", "set", "mail", "--weights", "strict").stdout
     for option, value, most in (("--pending-ttl", "40000000d", "100 years"), ("--lease", "2d", "1 day")):
         refused = pgqueue("queues", "set", "new", option, value)
         assert refused.exit_code == 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -218,7 +219,8 @@ def test_metrics_as_text_and_json(pgqueue: Invoke) -> None:
     assert pgqueue("metrics", "--serve", "nonsense").exit_code == 2
 
 
-def test_metrics_on_a_port(database: str) -> None:
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
+def test_metrics_on_a_port(database: str, told: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "pgqueue", "metrics", "--serve", "127.0.0.1:0"],
         env={**os.environ, "PGQUEUE_DSN": database},
@@ -230,8 +232,8 @@ def test_metrics_on_a_port(database: str) -> None:
         url = process.stderr.readline().split("at ")[1].split(";")[0]
         with urllib.request.urlopen(url, timeout=10) as answer:
             assert b"pgqueue_collector_up 1.0" in answer.read()
-        process.terminate()
-        assert process.wait(10) == 0
+        process.send_signal(told)
+        assert (process.wait(30), process.stderr.read()) == (0, "")
     finally:
         process.kill()
         process.wait()
@@ -257,5 +259,6 @@ def test_the_wanted_number(pgqueue: Invoke, connection: Connection) -> None:
     connection.execute("insert into pgqueue.jobs (job_type) values ('t')")
     said = json.loads(pgqueue("autoscale", "--print", "--min", "0", "--json").stdout)
     assert (said["value"], said["load"]["pending"]) == (2, 1)
+    assert pgqueue("autoscale", "pgqueue.demo:app", "--print").stdout == "2\n"
     assert pgqueue("autoscale").exit_code == 2
     assert pgqueue("autoscale", "a:b", "--min", "5", "--max", "2").exit_code == 2

@@ -38,10 +38,12 @@ def test_no_spans(text: str) -> None:
         values.SPAN.convert(text, None, None)
 
 
-def test_instants_without_a_zone_are_local() -> None:
+def test_instants_name_their_zone() -> None:
     assert values.INSTANT.convert("2030-01-31T09:00:00Z", None, None) == datetime(2030, 1, 31, 9, tzinfo=UTC)
-    assert values.INSTANT.convert("2030-01-31T09:00", None, None).tzinfo is not None
-    assert values.INSTANT.convert("2030-01-31", None, None).hour == 0
+    assert values.INSTANT.convert("2030-01-31T09:00+01:00", None, None) == datetime(2030, 1, 31, 8, tzinfo=UTC)
+    for text, zoned in (("2030-01-31T09:00", "2030-01-31T09:00:00Z"), ("2030-01-31", "2030-01-31T00:00:00Z")):
+        with pytest.raises(click.BadParameter, match=f"{text!r} has no time zone; give it one, such as {zoned} for"):
+            values.INSTANT.convert(text, None, None)
 
 
 def test_lists_and_priorities() -> None:

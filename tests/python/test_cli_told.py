@@ -67,6 +67,27 @@ def test_a_pause_says_when_nothing_knows_the_queue(pgqueue: Invoke) -> None:
     assert pgqueue("queues", "pause", "mail").stderr == ""
 
 
+def test_a_queue_that_was_only_paused_is_listed_with_the_defaults(pgqueue: Invoke) -> None:
+    for args in (["enqueue", "echo", "--queue", "plain"], ["queues", "pause", "mail"], ["queues", "resume", "mail"]):
+        assert pgqueue(*args).exit_code == 0
+    pgqueue("queues", "set", "strict", "--weights", "strict", "--hard-limit", "60000")
+    rows = [line.split() for line in pgqueue("queues", "list").stdout.splitlines()[1:]]
+    assert {(row[0], *row[-2:]) for row in rows} == {
+        ("plain", "default", "default"), ("mail", "default", "default"), ("strict", "strict", "50000/60000"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("enqeue",), ("job", "list"), ("jobs", "lst")], ids=" ".join)
+def test_a_typing_error_is_told_what_was_meant(pgqueue: Invoke, words: tuple[str, ...]) -> None:
+    refused = pgqueue(*words)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "Did you mean" in refused.stderr
+
+
+def test_defaults_are_told_as_values(pgqueue: Invoke) -> None:
+    assert "default: 1s)" in " ".join(pgqueue("top", "--help").stdout.split())
+
+
 @pytest.mark.parametrize(
     ("given", "shown"), [("40d", "40d"), ("90", "1m30s"), ("36h", "1d12h"), ("500ms", "500ms"), ("30000d", "30000d")]
 )
@@ -96,6 +117,7 @@ def test_serve_on_a_taken_port_says_so_and_fails(database: str, taken: int) -> N
     assert ended.returncode == 1, ended.stderr
     said = " ".join(re.findall(r"[^\s│]+", ended.stderr))
     assert f"the API cannot listen on 127.0.0.1, port {taken}: Address already in use; --port chooses another" in said
+    assert "Errno" not in said
 
 
 def test_up_says_that_its_usual_port_is_taken(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
@@ -105,5 +127,5 @@ def test_up_says_that_its_usual_port_is_taken(monkeypatch: pytest.MonkeyPatch, t
     with up._listening("127.0.0.1", None) as listening:
         assert listening.getsockname()[1] != taken
     assert said == [f"pgqueue: port {taken} is taken: the API gets a free one (--port says which)"]
-    with pytest.raises(click.ClickException, match=f"cannot listen on 127.0.0.1, port {taken}"):
+    with pytest.raises(click.ClickException, match=f"port {taken}: .*; --port chooses another"):
         up._listening("127.0.0.1", taken)

@@ -356,7 +356,9 @@ def test_a_worker_outlives_its_connections(app: App, connection: Session) -> Non
             assert {row.status for row in rows} == {"completed"}
 
 
-def test_a_worker_does_not_start_without_the_schema(app: App, connection: Session) -> None:
+def test_a_worker_does_not_start_without_the_schema(
+    app: App, connection: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
     connection.execute("drop schema pgqueue cascade")
 
     @app.task("t")
@@ -364,6 +366,7 @@ def test_a_worker_does_not_start_without_the_schema(app: App, connection: Sessio
 
     with pytest.raises(PgqueueError, match="run: pgqueue migrate"), worker_of(app):
         pass
+    assert "worker stopped" not in "".join(capsys.readouterr())
 
 
 def test_a_job_object_is_of_no_use_after_its_attempt(app: App) -> None:
