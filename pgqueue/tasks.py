@@ -152,6 +152,10 @@ class Task(Generic[P, R]):
         """Enqueue a job with these arguments, waiting for the database in this thread."""
         return self._producer.enqueue_sync(self.name, self.payload(*args, **kwargs))
 
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """Return a job with these arguments for `app.enqueue_many`."""
+        return {"job_type": self.name, "payload": self.payload(*args, **kwargs)}
+
     def having(self, **options: Unpack[EnqueueOptions]) -> "Enqueuing[P, R]":
         """Return the task with options for its next enqueues: `task.having(delay=60).enqueue(to=…)`."""
         return Enqueuing(self, options)
@@ -163,7 +167,9 @@ class Task(Generic[P, R]):
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise InvalidPayload(f"task {self.name!r}: {exc}", column="payload") from None
+            options = kwargs.keys() & EnqueueOptions.__annotations__.keys() - self._known
+            hint = f"; options of the job are given by having: .having({min(options)}=…).enqueue(…)" if options else ""
+            raise InvalidPayload(f"task {self.name!r}: {exc}{hint}", column="payload") from None
         payload = dict(bound.kwargs) | dict(zip(self._signature.parameters, bound.args, strict=False))
         for argument in self._typed:
             if argument.name in payload:
@@ -213,6 +219,10 @@ class Enqueuing(Generic[P, R]):
         """Keep both."""
         self._task = task
         self._options = options
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """Return a job with these arguments and the options for `app.enqueue_many`."""
+        return {**self._task.job(*args, **kwargs), **self._options}
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
         """Enqueue a job with these arguments and the options."""

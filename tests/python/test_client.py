@@ -113,6 +113,21 @@ def test_a_tasks_options_apply_unless_the_enqueue_says_otherwise(app: App) -> No
     assert (row.queue, row.max_retries, row.timeout_ms) == ("q", 1, 3000)
 
 
+def test_many_jobs_with_a_tasks_own_arguments(app: App) -> None:
+    @app.task("t", queue="q")
+    def t(job: Any, a: int) -> None: ...
+
+    made = app.enqueue_many_sync([t.job(1), t.having(delay=60, ordering_key="k").job(a=2)])
+    rows = [app.job_sync(job) for job in made]
+    assert [(row.queue, row.payload, row.ordering_key, row.status) for row in rows] == [
+        ("q", {"a": 1}, None, "pending"), ("q", {"a": 2}, "k", "submitted"),
+    ]  # fmt: skip
+    with pytest.raises(InvalidPayload, match="missing a required argument: 'a'"):
+        t.job()  # type: ignore[call-arg]
+    with pytest.raises(InvalidJob, match="connection"):
+        app.enqueue_many_sync([t.having(connection=object()).job(1)])
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -97,6 +97,17 @@ def test_arguments_become_a_payload(app: App) -> None:
         t.payload()  # type: ignore[call-arg]
 
 
+def test_an_option_among_the_arguments_is_pointed_to_having(app: App) -> None:
+    @app.task("t")
+    def t(job: Job, a: int, queue: str = "") -> None: ...
+
+    with pytest.raises(InvalidPayload, match=r"unexpected .* 'delay'; .* having: \.having\(delay=…\)\.enqueue\(…\)"):
+        t.enqueue_sync(1, delay=5)  # type: ignore[call-arg]
+    with pytest.raises(InvalidPayload, match=r"argument 'b'$"):
+        t.enqueue_sync(1, b=5)  # type: ignore[call-arg]
+    assert t.payload(1, queue="own") == {"a": 1, "queue": "own"}
+
+
 def test_an_unknown_task_is_named_with_the_known_ones(app: App) -> None:
     app.task("a")(lambda job: None)
     with pytest.raises(UnknownTask, match="there is no task 'b'; known are: a"):
