@@ -297,6 +297,13 @@ DISCARD: Final = Call("discard", "select pgqueue.discard(%(job_id)s::uuid)", sca
 DISCARD_DEAD_LETTERS: Final = Call("discard_dead_letters", f"select pgqueue.discard_dead_letters({_FILTERS})", scalar)
 PAUSE: Final = Call("pause", "select pgqueue.pause(%(queue)s::text)", scalar)
 RESUME: Final = Call("resume", "select pgqueue.resume(%(queue)s::text)", scalar)
+PAUSE_JOB_TYPE: Final = Call(
+    "pause_job_type",
+    """select pgqueue.pause_job_type(%(job_type)s::text,
+                                     pgqueue.clock() + make_interval(secs => %(seconds)s::float8))""",
+    nothing,
+)
+RESUME_JOB_TYPE: Final = Call("resume_job_type", "select pgqueue.resume_job_type(%(job_type)s::text)", scalar)
 JOBS: Final = Call(
     "jobs",
     """select row_to_json(j)::text from pgqueue.jobs j

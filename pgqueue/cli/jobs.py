@@ -22,7 +22,7 @@ from pgqueue.cli.output import (
     priority_name,
     status_style,
 )
-from pgqueue.cli.values import SPAN, Listed
+from pgqueue.cli.values import CENTURY, SPAN, Listed
 
 if TYPE_CHECKING:
     from pgqueue.job import JobRow
@@ -101,6 +101,39 @@ def retry(ctx: click.Context, door: Door, job_ids: tuple[str, ...]) -> None:
     """Make failed jobs and dead letters pending now, with fresh attempts."""
     with door.client() as client:
         ctx.exit(each(door, job_ids, lambda job_id: client.retry_sync(job_id).status))
+
+
+@jobs.command("pause-type")
+@click.argument("job_type", metavar="TYPE")
+@click.option("--for", "seconds", type=CENTURY, required=True, help="For so long: 90, 5m, 1h30m.")
+@door_options
+@pass_door
+def pause_type(door: Door, job_type: str, seconds: float) -> None:
+    """Start no job of a type for a while. Running ones end, enqueues go on; a longer pause stays."""
+    from pgqueue import calling, calls
+
+    with door.connection() as connection:
+        calling.run(connection, calls.PAUSE_JOB_TYPE, job_type=job_type, seconds=seconds)
+    if door.as_json:
+        print_json({"job_type": job_type, "paused": True})
+    else:
+        click.echo(f"job type {job_type} is paused for {duration(seconds)}")
+
+
+@jobs.command("resume-type")
+@click.argument("job_type", metavar="TYPE")
+@door_options
+@pass_door
+def resume_type(door: Door, job_type: str) -> None:
+    """Let jobs of a paused type start again."""
+    from pgqueue import calling, calls
+
+    with door.connection() as connection:
+        changed = calling.run(connection, calls.RESUME_JOB_TYPE, job_type=job_type)
+    if door.as_json:
+        print_json({"job_type": job_type, "changed": changed})
+    else:
+        click.echo(f"job type {job_type} is {'resumed' if changed else 'not paused'}")
 
 
 @jobs.command()

@@ -9,7 +9,7 @@ import rich_click as click
 
 from pgqueue.cli.context import Door, door_options, pass_door
 from pgqueue.cli.output import Column, duration, note, print_fields, print_json, print_table
-from pgqueue.cli.values import CENTURY, DAY, SPAN, WEIGHTS
+from pgqueue.cli.values import CENTURY, DAY, JSON_OBJECT, SPAN, WEIGHTS, OrNone
 
 _INTERVAL: Final = re.compile(r"(?:(\d+) days?)? ?(?:(\d+):(\d\d):(\d\d(?:\.\d+)?))?")
 _LIMITS: Final = (50_000, 100_000)
@@ -80,6 +80,15 @@ def resume(door: Door, queue: str) -> None:
 @click.option("--idempotency", type=SPAN, help="How long an idempotency key is known.")
 @click.option("--soft-limit", type=click.IntRange(min=0), help="Pending jobs above which producers are slowed down.")
 @click.option("--hard-limit", type=click.IntRange(min=0), help="Pending jobs above which enqueues are refused.")
+@click.option(
+    "--rate-per-second",
+    type=OrNone(click.IntRange(min=1), "n"),
+    help="Jobs that may be enqueued in a second; none: any number. Runs are not limited.",
+)
+@click.option("--shed-low/--no-shed-low", default=None, help="Give up low jobs above the soft limit.")
+@click.option(
+    "--retry-policy", type=OrNone(JSON_OBJECT, "json"), help='Such as {"base_delay_ms": 500, "jitter": true}.'
+)
 @click.option("--pending-ttl", type=CENTURY, help="How long a job may wait.")
 @click.option("--completed-ttl", type=CENTURY, help="How long completed jobs are kept.")
 @click.option("--failed-ttl", type=CENTURY, help="How long failed jobs may wait for their retry.")
@@ -91,7 +100,11 @@ def set_queue(door: Door, /, queue: str, weights: list[int] | str | None, **opti
     """Set a queue's settings and print them all. What is not given stays."""
     from pgqueue import calling, calls
 
-    settings = {name: value for name, value in options.items() if value is not None and not name.endswith("_ttl")}
+    settings: dict[str, Any] = {
+        name: None if value == "none" else value
+        for name, value in options.items()
+        if value is not None and not name.endswith("_ttl")
+    }
     for name in ("lease", "timeout", "idempotency"):
         if name in settings:
             settings[f"{name}_ms"] = round(settings.pop(name) * 1000)

@@ -1,5 +1,6 @@
-"""`pgqueue schedules`: recurring jobs. SQL, REST or code makes them; here they are looked at, run and stopped."""
+"""`pgqueue schedules`: recurring jobs."""
 
+import json
 import sys
 from datetime import UTC, datetime
 from typing import Any
@@ -8,7 +9,7 @@ import rich_click as click
 
 from pgqueue.cli.context import Door, door_options, pass_door
 from pgqueue.cli.output import Column, instant, note, parse_instant, print_json, print_table
-from pgqueue.cli.values import ParamType
+from pgqueue.cli.values import JSON_OBJECT, PRIORITY, SPAN, ParamType
 
 
 class UtcInstant(ParamType):
@@ -27,7 +28,7 @@ class UtcInstant(ParamType):
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def schedules() -> None:
-    """Look at recurring jobs, run, stop and preview them."""
+    """Look at recurring jobs, make, run, stop and preview them."""
 
 
 @schedules.command("list")
@@ -92,6 +93,58 @@ def disable(door: Door, name: str) -> None:
 
 
 @schedules.command()
+@click.argument("name")
+@click.argument("cron")
+@click.argument("job_type", metavar="TYPE")
+@click.argument("payload", metavar="[JSON]", type=JSON_OBJECT, default="{}")
+@click.option("--timezone", default="UTC", show_default=True, metavar="ZONE", help="Such as Europe/Berlin.")
+@click.option("--queue", help="Queue of its jobs (default: default).")
+@click.option("--priority", type=PRIORITY, help="critical, high, normal or low, or 0 to 3 (default: normal).")
+@click.option("--max-retries", type=click.IntRange(min=0), help="Retries after the first attempt (default: 3).")
+@click.option("--timeout", type=SPAN, help="One attempt's run time at most (default: the queue's).")
+@click.option(
+    "--misfire", type=click.Choice(["run_once", "skip", "run_all"]), help="For missed times (default: run_once)."
+)
+@click.option(
+    "--overlap", type=click.Choice(["allow", "skip", "cancel"]), help="While the job before runs (default: allow)."
+)
+@door_options
+@pass_door
+def create(door: Door, /, name: str, cron: str, timezone: str, timeout: float | None, **options: Any) -> None:
+    """Have a job enqueued whenever CRON says, five fields. Replaces the schedule of that name, if there is one."""
+    from pgqueue import calling, calls_rest
+    from pgqueue.cron import Cron
+    from pgqueue.verbs import timeout_ms
+
+    # Finds what the database could only find out later: an expression that never fires.
+    Cron(cron, timezone).next(datetime.now(UTC))
+    settings = {"cron": cron, "timezone": timezone, "timeout_ms": timeout_ms(timeout), **options}
+    with door.connection() as connection:
+        made = calling.run(connection, calls_rest.PUT_SCHEDULE, name=name, settings=json.dumps(settings))
+    if door.as_json:
+        print_json({"schedule": name, "created": made})
+    else:
+        click.echo(f"schedule {name} is {'created' if made else 'replaced'}")
+
+
+@schedules.command()
+@click.argument("name")
+@door_options
+@pass_door
+def delete(door: Door, name: str) -> None:
+    """Delete a schedule. Jobs that it has enqueued stay."""
+    from pgqueue import calling, calls_rest
+
+    with door.connection() as connection:
+        if not calling.run(connection, calls_rest.DROP_SCHEDULE, name=name):
+            raise _unknown(name)
+    if door.as_json:
+        print_json({"schedule": name, "deleted": True})
+    else:
+        click.echo(f"schedule {name} is deleted")
+
+
+@schedules.command()
 @click.argument("cron")
 @click.option("--timezone", default="UTC", show_default=True, metavar="ZONE", help="Such as Europe/Berlin.")
 @click.option(
@@ -130,16 +183,21 @@ def preview(door: Door, cron: str, timezone: str, after: datetime | None, count:
 
 def _set(door: Door, name: str, enabled: bool) -> None:
     from pgqueue import calling, calls_time
-    from pgqueue.errors import JobNotFound
 
     with door.connection() as connection:
         row = calling.run(connection, calls_time.ENABLE_SCHEDULE, name=name, enabled=enabled)
     if row is None:
-        raise JobNotFound(f'there is no schedule "{name}"')
+        raise _unknown(name)
     if door.as_json:
         print_json(row)
     else:
         click.echo(f"schedule {name} is {'enabled' if enabled else 'disabled'}")
+
+
+def _unknown(name: str) -> Exception:
+    from pgqueue.errors import JobNotFound
+
+    return JobNotFound(f'there is no schedule "{name}"')
 
 
 def _words(row: dict[str, Any]) -> str | None:

@@ -119,6 +119,19 @@ class Weights(ParamType):
         return weights
 
 
+class OrNone(ParamType):
+    """A value of one kind, or `none`, which stays that word and unsets."""
+
+    def __init__(self, kind: ParamType, name: str) -> None:
+        """`kind` converts any other value; `name` is how help shows it."""
+        self.kind = kind
+        self.name = f"{name}|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value or "none"."""
+        return value if value == "none" else self.kind.convert(value, param, ctx)
+
+
 class JsonObject(ParamType):
     """A JSON object; `-` reads it from stdin."""
 

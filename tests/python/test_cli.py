@@ -394,6 +394,30 @@ def test_queues_list_pause_resume_set(pgqueue: Invoke, connection: Connection) -
     assert connection.execute("select name from pgqueue.queues").fetchall() == [("mail",)]
 
 
+def test_rates_shedding_and_retries_of_a_queue_are_set_and_unset(pgqueue: Invoke) -> None:
+    def settings(*options: str) -> list[Any]:
+        row = json.loads(pgqueue("queues", "set", "mail", *options, "--json").stdout)
+        return [row["rate_per_second"], row["shed_low"], row["retry_policy"]]
+
+    policy = {"base_delay_ms": 500, "jitter": False}
+    given = ["--rate-per-second", "100", "--shed-low", "--retry-policy", json.dumps(policy)]
+    assert settings(*given) == [100, True, policy]
+    assert settings("--max-lost", "3") == [100, True, policy]
+    assert settings("--rate-per-second", "none", "--no-shed-low", "--retry-policy", "none") == [None, False, None]
+    for wrong in (["--rate-per-second", "0"], ["--retry-policy", "[]"], ["--retry-policy", '{"base": 1}']):
+        assert pgqueue("queues", "set", "mail", *wrong).exit_code == 2
+
+
+def test_job_types_are_paused_and_resumed(pgqueue: Invoke, connection: Connection) -> None:
+    claim = "select count(*) from pgqueue.claim('01890000-0000-4000-8000-000000000001', null, 1)"
+    enqueue(pgqueue, "echo")
+    assert pgqueue("jobs", "pause-type", "echo", "--for", "1h").stdout == "job type echo is paused for 1h\n"
+    assert connection.execute(claim).fetchone() == (0,)
+    assert pgqueue("jobs", "resume-type", "echo").stdout == "job type echo is resumed\n"
+    assert json.loads(pgqueue("jobs", "resume-type", "echo", "--json").stdout)["changed"] is False
+    assert connection.execute(claim).fetchone() == (1,)
+
+
 def test_workers_are_listed(pgqueue: Invoke, connection: Connection) -> None:
     worker_id = uuid4()
     connection.execute(

@@ -125,6 +125,24 @@ def test_run_enable_and_disable(pgqueue: Invoke, connection: Connection) -> None
         assert (missing.exit_code, 'no schedule "nothing"' in missing.stderr) == (3, True)
 
 
+def test_create_and_delete(pgqueue: Invoke, connection: Connection) -> None:
+    args = ["daily", "0 9 * * mon-fri", "report", '{"to": "a@example.com"}', "--timezone", "Europe/Berlin"]
+    options = ["--queue", "mail", "--priority", "high", "--max-retries", "0", "--timeout", "2m", "--overlap", "skip"]
+    assert pgqueue("schedules", "create", *args, *options).stdout == "schedule daily is created\n"
+    columns = "cron, timezone, job_type, payload, queue, priority, max_retries, timeout_ms, misfire, overlap, enabled"
+    assert connection.execute(f"select {columns} from pgqueue.schedules").fetchall() == [
+        ("0 9 * * mon-fri", "Europe/Berlin", "report", {"to": "a@example.com"}, "mail", 1, 0, 120_000,
+         "run_once", "skip", True),
+    ]  # fmt: skip
+    assert json.loads(pgqueue("schedules", "create", *args, "--json").stdout) == {"schedule": "daily", "created": False}
+    for wrong in (["0 0 30 2 *", "t"], ["* * * *", "t"], ["* * * * *", "t", "[1]"], ["* * * * *", "t" * 129]):
+        refused = pgqueue("schedules", "create", "wrong", *wrong)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+    assert pgqueue("schedules", "delete", "daily").stdout == "schedule daily is deleted\n"
+    assert connection.execute("select from pgqueue.schedules").fetchall() == []
+    assert pgqueue("schedules", "delete", "daily").exit_code == 3
+
+
 def test_the_scheduler_says_what_it_does_and_needs_a_known_app(pgqueue: Invoke) -> None:
     assert "MODULE:APP" in pgqueue("scheduler", "--help").stdout
     assert pgqueue("scheduler", "no_such_module:app").exit_code == 2
