@@ -78,7 +78,7 @@ class Processes:
 
     def run(self, held: Held) -> Outcome:
         """Run an attempt in a process and return its outcome."""
-        held.began = time.perf_counter()
+        held.began = time.monotonic()
         child = self._take()
         with self._guard:
             held.process = child
