@@ -258,7 +258,8 @@ create index jobs_live_pending_type on pgqueue.jobs_live (queue, job_type, prior
   with (deduplicate_items = off) where in_line;
 create index jobs_live_due on pgqueue.jobs_live (due_at) where due_at is not null;
 create index jobs_live_expires on pgqueue.jobs_live (expires_at) where in_line and expires_at is not null;
-create unique index jobs_live_key_head on pgqueue.jobs_live (queue, ordering_key)
+create unique index "ordering_key must have only one job that does not wait"
+  on pgqueue.jobs_live (queue, ordering_key)
   where ordering_key is not null and (in_line or due_at is not null);
 create index jobs_live_key_waiting on pgqueue.jobs_live (queue, ordering_key, seq)
   where ordering_key is not null and not in_line and due_at is null;

@@ -219,7 +219,7 @@ BUGS = [
              f"errors = j.errors\n   where l.job_id = j.job_id; {PROMOTE}"),
         ]),
         Change("promote_keys", [("(l.in_line or l.due_at is not null)", "false")]),
-        statements=("drop index pgqueue.jobs_live_key_head",),
+        statements=('drop index pgqueue."ordering_key must have only one job that does not wait"',),
     ),
     bug(
         "the last of a key comes first", "order", three_of_a_key,

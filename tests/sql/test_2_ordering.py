@@ -228,8 +228,11 @@ def test_many_heads_complete_in_one_batch(q: Verbs) -> None:
 
 def test_a_head_cannot_be_doubled_by_hand(q: Verbs) -> None:
     ids = line(q, 2)
-    with refused("23505", constraint="jobs_live_key_head"):
-        q.session.execute("update pgqueue.jobs set status = 'pending' where job_id = %s", [ids[1]])
+    for change in ("status = 'pending'", "due_at = now()", "due_at = now() + interval '1 hour'"):
+        with refused("23505", "ordering_key must have only one job that does not wait"):
+            q.session.execute(f"update pgqueue.jobs set {change} where job_id = %s", [ids[1]])
+    with refused("23505", "ordering_key must have only one job that does not wait"):
+        q.session.execute("update pgqueue.jobs set due_at = now() where status = 'submitted'")
     assert statuses(q, ids) == ["pending", "submitted"]
 
 

@@ -206,7 +206,7 @@ def of_a_head(q: Verbs) -> tuple[str, Any]:
 
 # What is done, the rows of live jobs that it may look at, and the indexes for that.
 PENDING, TYPE, KEY = {"jobs_live_pending"}, {"jobs_live_pending_type"}, {"jobs_live_pkey"}
-HEADS = {"jobs_live_key_head", "jobs_live_key_waiting"}
+HEADS = {"ordering_key must have only one job that does not wait", "jobs_live_key_waiting"}
 CASES: dict[str, tuple[Case, int, set[str]]] = {
     "claim of 50": (claim(50), 60, PENDING),
     "claim of 1": (claim(1), 6, PENDING),
