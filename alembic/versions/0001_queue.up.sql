@@ -337,7 +337,8 @@ comment on column pgqueue.queues.weights is 'Shares of critical, high, normal an
 comment on column pgqueue.queues.soft_limit is
   'Pending jobs above which producers are slowed down: those of all such queues share 1,000 jobs a second (SQLSTATE PQ429 beyond).';
 comment on column pgqueue.queues.hard_limit is 'Pending jobs above which enqueues are refused with SQLSTATE PQ503.';
-comment on column pgqueue.queues.rate_per_second is 'Jobs that may be enqueued per second (SQLSTATE PQ429 beyond); null: any number.';
+comment on column pgqueue.queues.rate_per_second is
+  'Jobs that may be enqueued per second (SQLSTATE PQ429 beyond); null: any number. A statement may bring more at once, after which none are let in until that is made up for, at most for a minute.';
 comment on column pgqueue.queues.shed_low is
   'Above soft_limit low jobs are refused (PQ503), and the newest waiting ones become dead letters until the queue is at soft_limit.';
 
@@ -1269,7 +1270,8 @@ declare
   now_is timestamptz;
   b pgqueue.token_buckets;
 begin
-  -- Producers of a queue with a rate take turns. A batch may take more than there is: it is paid back by waiting.
+  -- Producers of a queue with a rate take turns. A batch may take more than there is: it is paid back by waiting, but for
+  -- no longer than a minute, or one batch could close the queue for hours.
   insert into pgqueue.token_buckets (bucket, tokens, filled_at) values (name, per_second, clock_timestamp()) on conflict do nothing;
   select t.* into b from pgqueue.token_buckets t where t.bucket = name for update;
   now_is := clock_timestamp();
@@ -1279,7 +1281,7 @@ begin
       using errcode = 'PQ429', detail = format('retry after %s s', round(((1 - b.tokens) / per_second)::numeric, 3)),
             hint = 'Retry later, or raise rate_per_second in pgqueue.queues.';
   end if;
-  update pgqueue.token_buckets t set tokens = b.tokens - jobs, filled_at = now_is where t.bucket = name;
+  update pgqueue.token_buckets t set tokens = greatest(b.tokens - jobs, -60.0 * per_second), filled_at = now_is where t.bucket = name;
   perform pgqueue.let_in(name);
 end $$;
 comment on function pgqueue.take_rate(text, integer, bigint) is 'Holds a queue to its rate_per_second (PQ429).';

@@ -333,7 +333,8 @@ comment on column pgqueue.queues.weights is 'Shares of critical, high, normal an
 comment on column pgqueue.queues.soft_limit is
   'Pending jobs above which producers are slowed down: those of all such queues share 1,000 jobs a second (SQLSTATE PQ429 beyond).';
 comment on column pgqueue.queues.hard_limit is 'Pending jobs above which enqueues are refused with SQLSTATE PQ503.';
-comment on column pgqueue.queues.rate_per_second is 'Jobs that may be enqueued per second (SQLSTATE PQ429 beyond); null: any number.';
+comment on column pgqueue.queues.rate_per_second is
+  'Jobs that may be enqueued per second (SQLSTATE PQ429 beyond); null: any number. A statement may bring more at once, after which none are let in until that is made up for, at most for a minute.';
 comment on column pgqueue.queues.shed_low is
   'Above soft_limit low jobs are refused (PQ503), and the newest waiting ones become dead letters until the queue is at soft_limit.';
 

@@ -159,7 +159,8 @@ declare
   now_is timestamptz;
   b pgqueue.token_buckets;
 begin
-  -- Producers of a queue with a rate take turns. A batch may take more than there is: it is paid back by waiting.
+  -- Producers of a queue with a rate take turns. A batch may take more than there is: it is paid back by waiting, but for
+  -- no longer than a minute, or one batch could close the queue for hours.
   insert into pgqueue.token_buckets (bucket, tokens, filled_at) values (name, per_second, clock_timestamp()) on conflict do nothing;
   select t.* into b from pgqueue.token_buckets t where t.bucket = name for update;
   now_is := clock_timestamp();
@@ -169,7 +170,7 @@ begin
       using errcode = 'PQ429', detail = format('retry after %s s', round(((1 - b.tokens) / per_second)::numeric, 3)),
             hint = 'Retry later, or raise rate_per_second in pgqueue.queues.';
   end if;
-  update pgqueue.token_buckets t set tokens = b.tokens - jobs, filled_at = now_is where t.bucket = name;
+  update pgqueue.token_buckets t set tokens = greatest(b.tokens - jobs, -60.0 * per_second), filled_at = now_is where t.bucket = name;
   perform pgqueue.let_in(name);
 end $$;
 comment on function pgqueue.take_rate(text, integer, bigint) is 'Holds a queue to its rate_per_second (PQ429).';

@@ -1,5 +1,8 @@
 """Limits of queues that no sweep looks after: before the first one, and after the last."""
 
+import re
+
+import psycopg
 import pytest
 
 from tests.sql.plans import touched
@@ -62,6 +65,24 @@ def test_a_long_queue_above_its_soft_limit_is_counted_once_a_second(q: Verbs) ->
     for _ in range(2):
         q.sweep("cursors")
     assert depth() == 5600
+
+
+def test_a_batch_closes_a_queue_with_a_rate_for_a_minute_at_most(q: Verbs) -> None:
+    q.session.execute("insert into pgqueue.queues (name, rate_per_second) values ('new', 5)")
+    q.session.execute("insert into pgqueue.jobs (job_type, queue) select 't', 'new' from generate_series(1, 20000)")
+
+    def wait() -> float:
+        with pytest.raises(psycopg.Error) as refusal:
+            q.session.execute(INSERT)
+        assert refusal.value.sqlstate == "PQ429"
+        said = re.fullmatch("retry after (.*) s", refusal.value.diag.message_detail or "")
+        assert said is not None
+        return float(said[1])
+
+    assert 30 < wait() <= 60.2
+    # As if that time had gone by.
+    q.session.execute("update pgqueue.token_buckets set filled_at = filled_at - interval '60.3 seconds'")
+    q.session.execute(INSERT)
 
 
 @pytest.mark.parametrize(
