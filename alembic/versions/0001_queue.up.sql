@@ -3249,6 +3249,16 @@ begin
   select s.* into st from pgqueue.sweep_state s;
   select s.last_value + s.is_called::int into next_seq from pgqueue.jobs_seq s;
   now_open := pgqueue.open_writers();
+  if next_seq < st.candidate_seq then
+    -- jobs_seq was set back, or this is a subscriber that took over, to which no sequence is replicated: whatever was
+    -- reckoned in seqs counts from the beginning, as if no sweep had been.
+    update pgqueue.claim_cursors set low_seq = 0, job_types = null;
+    update pgqueue.queue_depths d set counted_at_seq = 0, pending = pgqueue.count_pending(d.queue, coalesce((
+      select q.hard_limit from pgqueue.queues q where q.name = d.queue), 100000) + 1);
+    update pgqueue.sweep_state
+       set candidate_seq = next_seq, candidate_at = pgqueue.clock(), candidate_before = 0, writers = now_open, stragglers = '{}';
+    return 1;
+  end if;
   late := array(select w from unnest(now_open) w where w = any (st.writers));
   back_to := (select min(e.value::bigint) from jsonb_each_text(st.stragglers) e where e.key <> all (now_open));
   if cardinality(late) = 0 or st.candidate_at not between pgqueue.clock() - interval '5 seconds' and pgqueue.clock() then
@@ -5078,7 +5088,7 @@ insert into pgqueue.measures default values;
 insert into pgqueue.sweep_steps (step, last_run_at, last_duration_ms, last_jobs, runs)
   select s, pgqueue.clock(), 0, 0, 0 from unnest(array['measure', 'alerts']) s;
 comment on table pgqueue.measures is 'What measuring remembers from one call to the next.';
-comment on column pgqueue.measures.below_cursor is 'Queues in which the last audit found pending jobs where no claim looks.';
+comment on column pgqueue.measures.below_cursor is 'Queues in which the last audit found pending jobs where no claim looked, and had claims look there again.';
 comment on column pgqueue.measures.arrivals_to is 'Jobs whose ids are of an earlier time are counted as submitted.';
 
 create table pgqueue.late_arrivals (
@@ -5238,6 +5248,8 @@ declare
   now_is constant timestamptz := pgqueue.clock();
   st pgqueue.measures;
   more boolean := false;
+  below text[];
+  r record;
 begin
   select m.* into st from pgqueue.measures m;
   if st.counted_at not between now_is - interval '1.9 seconds' and now_is then
@@ -5264,10 +5276,18 @@ begin
   delete from pgqueue.alert_events e where e.at < pgqueue.clock() - interval '30 days';
   if st.audited_at not between now_is - interval '10 minutes' and now_is then
     -- Rarely: below the cursors lie all the dead rows that an old snapshot keeps.
-    update pgqueue.measures set audited_at = now_is, below_cursor = array(
-      select distinct c.queue from pgqueue.claim_starts c
-       where exists (select from pgqueue.jobs_live j
-                      where j.in_line and j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq < c.low_seq));
+    below := '{}';
+    for r in
+      select c.queue, c.priority, f.seq from pgqueue.claim_starts c
+       cross join lateral (
+         select j.seq from pgqueue.jobs_live j
+          where j.in_line and j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq < c.low_seq
+          order by j.seq limit 1) f
+    loop
+      perform pgqueue.lower_cursor(r.queue, r.priority, r.seq);
+      below := below || r.queue;
+    end loop;
+    update pgqueue.measures set audited_at = now_is, below_cursor = array(select distinct u.queue from unnest(below) u(queue));
   end if;
   update pgqueue.measures set sampled_at = now_is;
   return case when more then 50000 else 0 end;
@@ -5607,7 +5627,7 @@ create function pgqueue.alert_conditions() returns table (
       select 'JobsOverdue', null, count(*), true, format('%s overdue for the sweep', case count(*) when 1 then '1 job is' else count(*) || ' jobs are' end)
         from (select from pgqueue.stuck_jobs limit 1000) s
       union all
-      select 'BelowCursor', b.queue, 1, true, format('a pending job lies below the claim cursor of queue "%s"', b.queue)
+      select 'BelowCursor', b.queue, 1, true, format('a pending job lay below the claim cursor of queue "%s"; claims find it again', b.queue)
         from pgqueue.measures m cross join unnest(m.below_cursor) b(queue)
       union all
       (select 'LongTransaction', null, extract(epoch from clock_timestamp() - h.since), true,

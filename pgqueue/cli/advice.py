@@ -29,7 +29,7 @@ _ADVICE: Final = {
     "SweepStepFails": "select * from pgqueue.sweep_steps tells more",
     "RetentionBehind": "select * from pgqueue.retention says why; workers and pgqueue scheduler drop partitions",
     "JobsOverdue": "start a worker, or pgqueue scheduler; select * from pgqueue.stuck_jobs shows the jobs",
-    "BelowCursor": "select pgqueue.sweep() walks the cursors again; if it stays, it is a bug worth a report",
+    "BelowCursor": "the audit has mended it; if it comes back, it is a bug worth a report",
     "LongTransaction": "end it: select pg_terminate_backend(PID)",
 }
 

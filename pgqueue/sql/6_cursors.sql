@@ -51,6 +51,16 @@ begin
   select s.* into st from pgqueue.sweep_state s;
   select s.last_value + s.is_called::int into next_seq from pgqueue.jobs_seq s;
   now_open := pgqueue.open_writers();
+  if next_seq < st.candidate_seq then
+    -- jobs_seq was set back, or this is a subscriber that took over, to which no sequence is replicated: whatever was
+    -- reckoned in seqs counts from the beginning, as if no sweep had been.
+    update pgqueue.claim_cursors set low_seq = 0, job_types = null;
+    update pgqueue.queue_depths d set counted_at_seq = 0, pending = pgqueue.count_pending(d.queue, coalesce((
+      select q.hard_limit from pgqueue.queues q where q.name = d.queue), 100000) + 1);
+    update pgqueue.sweep_state
+       set candidate_seq = next_seq, candidate_at = pgqueue.clock(), candidate_before = 0, writers = now_open, stragglers = '{}';
+    return 1;
+  end if;
   late := array(select w from unnest(now_open) w where w = any (st.writers));
   back_to := (select min(e.value::bigint) from jsonb_each_text(st.stragglers) e where e.key <> all (now_open));
   if cardinality(late) = 0 or st.candidate_at not between pgqueue.clock() - interval '5 seconds' and pgqueue.clock() then

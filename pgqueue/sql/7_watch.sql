@@ -57,7 +57,7 @@ insert into pgqueue.measures default values;
 insert into pgqueue.sweep_steps (step, last_run_at, last_duration_ms, last_jobs, runs)
   select s, pgqueue.clock(), 0, 0, 0 from unnest(array['measure', 'alerts']) s;
 comment on table pgqueue.measures is 'What measuring remembers from one call to the next.';
-comment on column pgqueue.measures.below_cursor is 'Queues in which the last audit found pending jobs where no claim looks.';
+comment on column pgqueue.measures.below_cursor is 'Queues in which the last audit found pending jobs where no claim looked, and had claims look there again.';
 comment on column pgqueue.measures.arrivals_to is 'Jobs whose ids are of an earlier time are counted as submitted.';
 
 create table pgqueue.late_arrivals (
@@ -217,6 +217,8 @@ declare
   now_is constant timestamptz := pgqueue.clock();
   st pgqueue.measures;
   more boolean := false;
+  below text[];
+  r record;
 begin
   select m.* into st from pgqueue.measures m;
   if st.counted_at not between now_is - interval '1.9 seconds' and now_is then
@@ -243,10 +245,18 @@ begin
   delete from pgqueue.alert_events e where e.at < pgqueue.clock() - interval '30 days';
   if st.audited_at not between now_is - interval '10 minutes' and now_is then
     -- Rarely: below the cursors lie all the dead rows that an old snapshot keeps.
-    update pgqueue.measures set audited_at = now_is, below_cursor = array(
-      select distinct c.queue from pgqueue.claim_starts c
-       where exists (select from pgqueue.jobs_live j
-                      where j.in_line and j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq < c.low_seq));
+    below := '{}';
+    for r in
+      select c.queue, c.priority, f.seq from pgqueue.claim_starts c
+       cross join lateral (
+         select j.seq from pgqueue.jobs_live j
+          where j.in_line and j.status = 'pending' and j.queue = c.queue and j.priority = c.priority and j.seq < c.low_seq
+          order by j.seq limit 1) f
+    loop
+      perform pgqueue.lower_cursor(r.queue, r.priority, r.seq);
+      below := below || r.queue;
+    end loop;
+    update pgqueue.measures set audited_at = now_is, below_cursor = array(select distinct u.queue from unnest(below) u(queue));
   end if;
   update pgqueue.measures set sampled_at = now_is;
   return case when more then 50000 else 0 end;

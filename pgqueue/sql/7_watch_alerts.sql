@@ -149,7 +149,7 @@ create function pgqueue.alert_conditions() returns table (
       select 'JobsOverdue', null, count(*), true, format('%s overdue for the sweep', case count(*) when 1 then '1 job is' else count(*) || ' jobs are' end)
         from (select from pgqueue.stuck_jobs limit 1000) s
       union all
-      select 'BelowCursor', b.queue, 1, true, format('a pending job lies below the claim cursor of queue "%s"', b.queue)
+      select 'BelowCursor', b.queue, 1, true, format('a pending job lay below the claim cursor of queue "%s"; claims find it again', b.queue)
         from pgqueue.measures m cross join unnest(m.below_cursor) b(queue)
       union all
       (select 'LongTransaction', null, extract(epoch from clock_timestamp() - h.since), true,

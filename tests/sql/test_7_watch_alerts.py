@@ -187,7 +187,7 @@ def test_a_transaction_that_stays_open(calm: Verbs, connect: Connect) -> None:
 
 
 def test_the_audit_finds_what_no_claim_would(calm: Verbs) -> None:
-    calm.insert()
+    lost = calm.insert()
     calm.sweep()
     calm.sweep("measure")
     assert alerts(calm) == {}
@@ -197,6 +197,12 @@ def test_the_audit_finds_what_no_claim_would(calm: Verbs) -> None:
     lively(calm)
     found = alerts(calm)
     assert (found["BelowCursor"].severity, found["BelowCursor"].queue) == ("page", "default")
+    assert [job.job_id for job in calm.claim(9)] == [lost]
+    calm.sweep("cursors")
+    calm.advance(minutes=11)
+    calm.sweep("measure")
+    lively(calm)
+    assert "BelowCursor" not in alerts(calm)
 
 
 def test_alerts_become_jobs_for_webhooks(calm: Verbs) -> None:

@@ -357,3 +357,45 @@ def test_a_prepared_transaction_that_a_restart_finds_again(own_server: OwnServer
         for _ in range(3):
             q.sweep()
         assert [job.job_type for job in q.claim()] == ["late"]
+
+
+def cursors_at_5000(q: Verbs) -> None:
+    """5,000 jobs come and go, and cursors follow."""
+    q.fill(5000)
+    q.sweep()
+    while jobs := q.claim(500):
+        q.complete(jobs)
+    for _ in range(5):
+        q.sweep()
+    assert q.value("select min(low_seq) from pgqueue.claim_cursors") >= 5000
+
+
+def test_jobs_are_claimed_when_the_sequence_was_set_back(q: Verbs, connect: Connect) -> None:
+    cursors_at_5000(q)
+    writer = Verbs(connect())
+    q.session.execute("truncate pgqueue.jobs")
+    q.session.execute("select setval('pgqueue.jobs_seq', 1)")
+    with writer.session.transaction():
+        late = writer.insert()
+        ids = [q.insert() for _ in range(5)]
+        for _ in range(3):
+            q.sweep()
+        assert [job.job_id for job in q.claim(9)] == ids
+        q.session.execute("select setval('pgqueue.jobs_seq', 2000)")
+        for _ in range(3):
+            q.sweep()
+    ids = [late, *(q.insert() for _ in range(5))]
+    for _ in range(3):
+        q.sweep()
+    assert [job.job_id for job in q.claim(9)] == ids
+
+
+def test_limits_hold_when_the_sequence_was_set_back(q: Verbs) -> None:
+    q.session.execute("insert into pgqueue.queues (name, hard_limit) values ('default', 10000)")
+    cursors_at_5000(q)
+    q.session.execute("update pgqueue.queues set hard_limit = 20")
+    q.session.execute("select setval('pgqueue.jobs_seq', 1)")
+    q.sweep()
+    q.fill(15)
+    with refused("PQ503", "more than 20 jobs"):
+        q.fill(10)
