@@ -35,7 +35,7 @@ from sqlalchemy import Connection, Engine, NullPool, column, create_engine, func
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
-from pgqueue.errors import DatabaseConflict, SchemaOutdated, from_db
+from pgqueue.errors import ConfigError, DatabaseConflict, SchemaOutdated, from_db
 
 SCHEMA: Final = "pgqueue"
 _LOCK_KEY: Final = int.from_bytes(b"pgqueue!", "big", signed=True)
@@ -58,8 +58,8 @@ def migrate(dsn: str, *, patience: float = 600.0) -> list[str]:
 
     Any number of processes may call this at once; one works, the others wait. `patience`, in seconds, bounds the wait
     for them and for locks that long transactions hold on the queue's tables. Raises a PgqueueError: DatabaseConflict
-    when patience ran out, SchemaOutdated when the schema is newer than this package, else the database's own. What
-    was committed by then stays, and a later call goes on from there.
+    when patience ran out, SchemaOutdated when the schema is newer than this package, ConfigError when the database's
+    encoding is not UTF8, else the database's own. What was committed by then stays, for a later call to go on.
     """
     deadline = time.monotonic() + patience
     pauses = iter(_PAUSES)
@@ -137,7 +137,17 @@ def exclusively(dsn: str, *, deadline: float | None = None) -> Iterator[Connecti
 
 
 def run_revisions(context: EnvironmentContext, connection: Connection) -> None:
-    """Run what alembic's command asks for on `connection`, each revision in its own transaction."""
+    """Run what alembic's command asks for on `connection`, each revision in its own transaction.
+
+    Raises ConfigError, before anything is made, in a database whose encoding cannot hold every text.
+    """
+    encoding = connection.scalar(select(func.getdatabaseencoding()))
+    # SQL_ASCII keeps the bytes that it is sent, which are UTF-8.
+    if encoding not in ("UTF8", "SQL_ASCII"):
+        raise ConfigError(
+            f"the database has the encoding {encoding}, and pgqueue needs UTF8: "
+            "create one by CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+        )
     # Its `if not exists` asks for the right to create schemas even when there is nothing to create.
     if not inspect(connection).has_schema(SCHEMA):
         connection.execute(CreateSchema(SCHEMA, if_not_exists=True))

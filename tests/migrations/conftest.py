@@ -26,12 +26,14 @@ class EmptyDatabases:
         self.bindir = bindir
         self._made: list[str] = []
 
-    def create(self, name: str | None = None, owner: str | None = None) -> str:
+    def create(self, name: str | None = None, owner: str | None = None, encoding: str | None = None) -> str:
         """Return the DSN of a new database, for the server's superuser."""
         name = name or f"migrations_{uuid.uuid4().hex[:12]}"
         statement = sql.SQL("create database {} template template0").format(sql.Identifier(name))
         if owner:
             statement += sql.SQL(" owner {}").format(sql.Identifier(owner))
+        if encoding:
+            statement += sql.SQL(" encoding {} locale_provider libc locale 'C'").format(sql.Literal(encoding))
         self.administer(statement)
         self._made.append(name)
         return make_conninfo(self.server_dsn, dbname=name)

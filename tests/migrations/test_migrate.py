@@ -16,8 +16,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgqueue import schema
-from pgqueue.errors import DatabaseConflict, PgqueueError, SchemaOutdated
-from tests.migrations.conftest import EmptyDatabases
+from pgqueue.errors import ConfigError, DatabaseConflict, PgqueueError, SchemaOutdated
+from tests.migrations.conftest import CHECKOUT, EmptyDatabases
 
 PASSWORD = "p@:/#%"
 AddRevision = Callable[..., str]
@@ -170,6 +170,28 @@ def test_a_newer_schema_is_refused(empty: str, add_revision: AddRevision, monkey
     with pytest.raises(SchemaOutdated, match="newer"):
         schema.migrate(empty)
     assert version_rows(empty) == [("0002",)]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP"])
+def test_another_encoding_than_utf8_is_refused_before_anything_is_made(
+    databases: EmptyDatabases, encoding: str
+) -> None:
+    dsn = databases.create(encoding=encoding)
+    with pytest.raises(ConfigError, match=f"encoding {encoding}.*UTF8"):
+        schema.migrate(dsn)
+    alembic = subprocess.run(
+        [sys.executable, "-m", "alembic", "upgrade", "head"],
+        cwd=CHECKOUT, env=os.environ | {"PGQUEUE_DSN": dsn}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert alembic.returncode != 0
+    assert f"encoding {encoding}" in alembic.stderr
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("select to_regnamespace('pgqueue') is null").fetchone() == (True,)
+
+
+def test_a_database_that_keeps_any_bytes_will_do(databases: EmptyDatabases) -> None:
+    dsn = databases.create(encoding="SQL_ASCII")
+    assert schema.migrate(dsn) == [schema.head()]
 
 
 def test_no_version_before_the_first_migration(empty: str) -> None:
