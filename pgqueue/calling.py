@@ -8,11 +8,14 @@ statements.
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 import psycopg
+from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from pgqueue.errors import ConfigError, PgqueueError, from_db
@@ -75,6 +78,7 @@ def records(rows: Rows) -> list[dict[str, Any]]:
 
 # Running --------------------------------------------------------------------------------------------------------------
 
+_AS_IT_IS: Final = nullcontext()
 _parameter: Final = re.compile(r"%\((\w+)\)s")
 
 
@@ -100,6 +104,17 @@ def _family(connection: object) -> str:
     return next((root for root in roots if root in ("psycopg", "sqlalchemy", "asyncpg")), "")
 
 
+def _levelled(connection: Any) -> Any:
+    """Return the block for a call: a transaction, where the server would begin one of another level than is wanted."""
+    if (
+        connection.isolation_level == IsolationLevel.READ_COMMITTED
+        and connection.autocommit
+        and connection.pgconn.transaction_status == TransactionStatus.IDLE
+    ):
+        return connection.transaction()
+    return _AS_IT_IS
+
+
 def run(connection: object, call: Call[T], **parameters: object) -> T:
     """Run a call on a sync connection: psycopg's, or SQLAlchemy's Connection or Session.
 
@@ -107,8 +122,7 @@ def run(connection: object, call: Call[T], **parameters: object) -> T:
     """
     try:
         if isinstance(connection, psycopg.Connection):
-            cursor = psycopg.Cursor(connection, row_factory=tuple_row)
-            with cursor:
+            with _levelled(connection), psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
                 cursor.execute(call.sql, parameters, prepare=_prepared(connection, call), binary=True)
                 return call.read(cursor.fetchall() if _has_rows(cursor) else [])
         if _family(connection) == "sqlalchemy" and not _is_async(connection):
@@ -125,8 +139,7 @@ async def run_async(connection: object, call: Call[T], **parameters: object) -> 
     """
     try:
         if isinstance(connection, psycopg.AsyncConnection):
-            cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
-            async with cursor:
+            async with _levelled(connection), psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
                 await cursor.execute(call.sql, parameters, prepare=_prepared(connection, call), binary=True)
                 return call.read(await cursor.fetchall() if _has_rows(cursor) else [])
         family = _family(connection)

@@ -400,6 +400,7 @@ def listen(channel: str) -> str:
     return f'listen "{channel}"'
 
 
+ISOLATION: Final = Call("isolation", "show default_transaction_isolation", scalar)
 PROBE: Final = "select 1"
 #: A session that only listens is always idle, and no timeout of idle sessions is meant for it.
 STAY: Final = "set idle_session_timeout = 0"

@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import psycopg
+from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ConnStatus, TransactionStatus
 
-from pgqueue import calling, wire
+from pgqueue import calling, calls, wire
 from pgqueue.calling import Call
 from pgqueue.errors import ConfigError, DatabaseConflict, DatabaseUnavailable, PgqueueError, from_db
 from pgqueue.settings import Settings
@@ -58,23 +59,45 @@ def arguments(dsn: str, settings: Settings, name: str = "pgqueue") -> dict[str, 
 
 
 def connect(dsn: str, settings: Settings, name: str = "pgqueue") -> SyncConnection:
-    """Open a sync connection in autocommit mode; raises DatabaseUnavailable."""
+    """Open a sync connection in autocommit mode and READ COMMITTED; raises DatabaseUnavailable."""
     try:
         connection = psycopg.connect(**arguments(dsn, settings, name))
     except psycopg.Error as exc:
         raise from_db(exc) from exc
+    try:
+        with _deadlines.within(settings.statement_limit, connection, "connect"):
+            connection.isolation_level = _asked_for(calling.run(connection, calls.ISOLATION))
+    except BaseException:
+        hang_up(connection)
+        raise
     wire.send_arrays(connection.adapters)
     return connection
 
 
 async def connect_async(dsn: str, settings: Settings, name: str = "pgqueue") -> AsyncConnection:
-    """Open an async connection in autocommit mode; raises DatabaseUnavailable."""
+    """Open an async connection in autocommit mode and READ COMMITTED; raises DatabaseUnavailable."""
     try:
         connection = await psycopg.AsyncConnection.connect(**arguments(dsn, settings, name))
     except psycopg.Error as exc:
         raise from_db(exc) from exc
+    try:
+        with answered_within(settings.statement_limit, connection, "connect"):
+            default = await calling.run_async(connection, calls.ISOLATION)
+        await connection.set_isolation_level(_asked_for(default))
+    except BaseException:
+        hang_up(connection)
+        raise
     wire.send_arrays(connection.adapters)
     return connection
+
+
+def _asked_for(default: str) -> IsolationLevel | None:
+    """Return the isolation level that each transaction must ask for, None where the session's default will do.
+
+    Asked for with each transaction: a pooler takes no such setting at the start, and one that is made later stays with
+    a session of the server that others use too.
+    """
+    return None if default in ("read committed", "read uncommitted") else IsolationLevel.READ_COMMITTED
 
 
 def hang_up(connection: SyncConnection | AsyncConnection) -> None:

@@ -403,7 +403,8 @@ class Job:
         """Return the transaction in which this job's completion commits: the task's writes in it and the completion
         are atomic.
 
-        `async with job.connection() as connection:` in an async task, `with` in a sync one.
+        `async with job.connection() as connection:` in an async task, `with` in a sync one. It is in READ COMMITTED,
+        whatever the role's default.
         """
         return self._served.transaction(self)
 

@@ -124,3 +124,20 @@ def test_polling_needs_no_direct_connection(connection: Session, through: str) -
     with worker_process(through, **variables), make_app(through, prepare=False, wake="poll") as app:
         jobs = app.enqueue_many_sync([{"job_type": "noop"}] * 100)
         assert {app.finished_job_sync(job, wait=30).status for job in jobs} == {"completed"}
+
+
+def test_sweeps_and_claims_are_in_read_committed(connection: Session, through: str) -> None:
+    alter = "alter database %I set default_transaction_isolation = serializable"
+    connection.execute(f"do $$ begin execute format('{alter}', current_database()); end $$")
+    # The sessions of the pooler that were there before keep what they have.
+    connection.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    variables = {"PGQUEUE_PREPARE": "off", "PGQUEUE_WAKE": "poll", "PGQUEUE_POLL_INTERVAL": "0.2"}
+    with worker_process(through, **variables), make_app(through, prepare=False, wake="poll") as app:
+        jobs = app.enqueue_many_sync([{"job_type": "noop"}] * 50 + [{"job_type": "noop", "delay": 0.5}] * 50)
+        assert {app.finished_job_sync(job, wait=30).status for job in jobs} == {"completed"}
+    # What is set for others who use the same sessions stays.
+    with psycopg.connect(through, prepare_threshold=None) as other:
+        assert other.execute("show transaction_isolation").fetchone() == ("serializable",)
