@@ -401,6 +401,11 @@ def listen(channel: str) -> str:
 
 
 ISOLATION: Final = Call("isolation", "show default_transaction_isolation", scalar)
+#: What DISCARD ALL does, but for prepared statements: the driver knows of those that it made.
+RESET: Final = (
+    "close all; reset session authorization; reset role; reset all; unlisten *; select pg_advisory_unlock_all(); "
+    "discard temp; discard sequences"
+)
 PROBE: Final = "select 1"
 #: A session that only listens is always idle, and no timeout of idle sessions is meant for it.
 STAY: Final = "set idle_session_timeout = 0"

@@ -171,10 +171,11 @@ class _Shelf(Generic[C]):
 class SyncPool:
     """At most `settings.pool_size` sync connections, opened when needed, for any number of threads."""
 
-    def __init__(self, dsn: str, settings: Settings, name: str = "pgqueue") -> None:
-        """Open nothing yet."""
+    def __init__(self, dsn: str, settings: Settings, name: str = "pgqueue", reset: str | None = None) -> None:
+        """Open nothing yet. `reset` is run on each connection that comes back, before anybody else has it."""
         self._open = (dsn, settings, name)
         self._settings = settings
+        self._reset = reset
         self._seats = threading.BoundedSemaphore(settings.pool_size)
         self._shelf: _Shelf[SyncConnection] = _Shelf()
 
@@ -188,11 +189,23 @@ class SyncPool:
             try:
                 yield connection
             except BaseException as exc:
-                self._shelf.put(connection, exc)
+                self._put(connection, exc)
                 raise
-            self._shelf.put(connection, None)
+            self._put(connection, None)
         finally:
             self._seats.release()
+
+    def _put(self, connection: SyncConnection, fault: BaseException | None) -> None:
+        try:
+            if self._reset is not None and _usable(connection):
+                with _deadlines.within(self._settings.statement_limit, connection, "reset"):
+                    connection.execute(self._reset.encode(), prepare=False)
+        except BaseException as exc:
+            hang_up(connection)
+            if not isinstance(exc, (PgqueueError, psycopg.Error)):
+                raise
+            return
+        self._shelf.put(connection, fault)
 
     def run(self, call: Call[T], **parameters: object) -> T:
         """Run a call in a transaction of its own, again if it met a deadlock."""
@@ -222,10 +235,11 @@ class SyncPool:
 class AsyncPool:
     """At most `settings.pool_size` async connections, opened when needed, for one event loop."""
 
-    def __init__(self, dsn: str, settings: Settings, name: str = "pgqueue") -> None:
-        """Open nothing yet."""
+    def __init__(self, dsn: str, settings: Settings, name: str = "pgqueue", reset: str | None = None) -> None:
+        """Open nothing yet. `reset` is run on each connection that comes back, before anybody else has it."""
         self._open = (dsn, settings, name)
         self._settings = settings
+        self._reset = reset
         self._seats = asyncio.BoundedSemaphore(settings.pool_size)
         self._shelf: _Shelf[AsyncConnection] = _Shelf()
 
@@ -242,11 +256,23 @@ class AsyncPool:
             try:
                 yield connection
             except BaseException as exc:
-                self._shelf.put(connection, exc)
+                await self._put(connection, exc)
                 raise
-            self._shelf.put(connection, None)
+            await self._put(connection, None)
         finally:
             self._seats.release()
+
+    async def _put(self, connection: AsyncConnection, fault: BaseException | None) -> None:
+        try:
+            if self._reset is not None and _usable(connection):
+                with answered_within(self._settings.statement_limit, connection, "reset"):
+                    await connection.execute(self._reset.encode(), prepare=False)
+        except BaseException as exc:
+            hang_up(connection)
+            if not isinstance(exc, (PgqueueError, psycopg.Error)):
+                raise
+            return
+        self._shelf.put(connection, fault)
 
     async def run(self, call: Call[T], **parameters: object) -> T:
         """Run a call in a transaction of its own, again if it met a deadlock."""

@@ -404,7 +404,8 @@ class Job:
         are atomic.
 
         `async with job.connection() as connection:` in an async task, `with` in a sync one. It is in READ COMMITTED,
-        whatever the role's default.
+        whatever the role's default. What was set in its session (settings, locks, temporary tables) is gone with the
+        job.
         """
         return self._served.transaction(self)
 

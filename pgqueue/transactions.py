@@ -239,8 +239,8 @@ class JobServices:
         self._held = held
         self._worker_id = worker_id
         self._finisher = finisher
-        self._sync_pool = SyncPool(dsn, settings, "pgqueue task")
-        self._async_pool = AsyncPool(dsn, settings, "pgqueue task")
+        self._sync_pool = SyncPool(dsn, settings, "pgqueue task", calls.RESET)
+        self._async_pool = AsyncPool(dsn, settings, "pgqueue task", calls.RESET)
 
     def report(self, job: Job, progress: bytes) -> Awaitable[None]:
         """Store a job's progress; raises LeaseLost."""

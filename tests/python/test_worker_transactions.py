@@ -167,6 +167,76 @@ def test_the_tasks_connection_is_an_ordinary_one(app: App) -> None:
         assert app.result_sync(t.enqueue_sync(), wait=10) == ["UUID", "datetime"]
 
 
+LEAVE = [
+    "set statement_timeout = '1234ms'",
+    "set timezone = 'Asia/Tokyo'",
+    "set search_path = 'public'",
+    "set my.setting = 'on'",
+    "create temp table left_over (n int)",
+    "create sequence drawn",
+    "select nextval('drawn')",
+    "select pg_advisory_lock(42)",
+    "listen left_over",
+    "declare left_over cursor with hold for select 1",
+    "set role pgqueue_worker",
+]
+LEFT = """
+    select current_setting('statement_timeout'), current_setting('timezone'), current_setting('search_path'),
+           coalesce(current_setting('my.setting', true), ''), to_regclass('pg_temp.left_over') is not null,
+           (select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid() and objid = 42),
+           (select count(*) from pg_listening_channels()), (select count(*) from pg_cursors),
+           current_user = session_user, current_setting('client_encoding'), current_setting('application_name')
+"""
+PID = "select pg_backend_pid(), (select count(*) from pg_prepared_statements)"
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_task_leaves_in_its_session_no_other_meets(app: App, asynchronous: bool, fails: bool) -> None:
+    if asynchronous:
+
+        @app.task("look")
+        async def look(job: Job) -> Any:
+            async with job.connection() as session:
+                left = await (await session.execute(LEFT)).fetchone()
+                pid = await (await session.execute(PID)).fetchone()
+            return [left, pid]
+
+        @app.task("leave", max_retries=0)
+        async def leave(job: Job) -> None:
+            async with job.connection() as session:
+                for statement in LEAVE:
+                    await session.execute(statement)
+                if fails:
+                    raise ValueError("after all that")
+
+    else:
+
+        @app.task("look")
+        def look(job: Job) -> Any:
+            with job.connection() as session:
+                return [session.execute(LEFT).fetchone(), session.execute(PID).fetchone()]
+
+        @app.task("leave", max_retries=0)
+        def leave(job: Job) -> None:
+            with job.connection() as session:
+                for statement in LEAVE:
+                    session.execute(statement)
+                if fails:
+                    raise ValueError("after all that")
+
+    with worker_of(app, concurrency=1):
+        clean, (pid, _) = app.result_sync(app.enqueue_sync("look"), wait=20)
+        ended = app.finished_job_sync(app.enqueue_sync("leave"), wait=20)
+        assert ended.status == ("dead_letter" if fails else "completed"), ended.error
+        again, (the_same, prepared) = app.result_sync(app.enqueue_sync("look"), wait=20)
+    assert (again, the_same) == (clean, pid)
+    assert clean[-2:] == ["UTF8", "pgqueue task"]
+    if not fails:
+        # A rollback has the driver forget what it has prepared.
+        assert prepared >= 2
+
+
 def test_context_variables_do_not_leak_from_job_to_job(app: App) -> None:
     import contextvars
 
