@@ -132,6 +132,7 @@ class Client:
     ) -> Request[EnqueuedJob]:
         """Enqueue a job and return its id, status and whether its idempotency key was known.
 
+        A known key answers with the job it has, also where that is of another type or payload; `job()` tells.
         With `connection=` it becomes part of that connection's (or session's) transaction. The options are those of
         EnqueueOptions. Raises InvalidJob, QueueFull, RateLimitedError, DatabaseUnavailable.
         """

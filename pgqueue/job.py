@@ -126,7 +126,7 @@ def _short(value: object) -> str:
 class EnqueuedJob(NamedTuple):
     """What an enqueue answers.
 
-    duplicate  the idempotency key was known, and this is the job that has it
+    duplicate  the idempotency key was known, and this is the job that has it, whatever was asked for now
     status     the job's; None: the key's job has been deleted, and the key is known until its time is over
     """
 

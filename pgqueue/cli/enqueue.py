@@ -1,7 +1,9 @@
 """`pgqueue enqueue`: a job from the shell."""
 
+from __future__ import annotations
+
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
@@ -9,6 +11,9 @@ from pgqueue.cli.codes import CONFLICT
 from pgqueue.cli.context import Door, door_options, pass_door
 from pgqueue.cli.output import note, print_json
 from pgqueue.cli.values import INSTANT, JSON_OBJECT, PRIORITY, SPAN
+
+if TYPE_CHECKING:
+    from pgqueue.job import JobRow
 
 
 @click.command()
@@ -56,11 +61,21 @@ def enqueue(
             max_retries=max_retries,
             timeout=timeout,
         )
+        known = client.job_sync(job.job_id) if job.duplicate and job.status is not None else None
     if door.as_json:
         print_json(job._asdict())
     else:
         click.echo(str(job.job_id))
     if job.duplicate:
         became = "which has been deleted" if job.status is None else f"now {job.status}"
+        if known is not None and not _is_as_asked(known, job_type, payload):
+            became = f"which is another one than asked for (of type {known.job_type!r}), {became}"
         note(f"pgqueue: the idempotency key {key!r} is known: this is its job, {became}")
         ctx.exit(CONFLICT)
+
+
+def _is_as_asked(known: JobRow, job_type: str, payload: dict[str, Any]) -> bool:
+    try:
+        return known.job_type == job_type and bool(known.payload == payload)
+    except ValueError:
+        return False

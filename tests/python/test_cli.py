@@ -233,6 +233,11 @@ def test_a_known_key_prints_its_job_and_exits_with_4(pgqueue: Invoke) -> None:
     again = pgqueue("enqueue", "echo", "--key", "k")
     assert (again.exit_code, again.stdout.strip()) == (4, first)
     assert "known" in again.stderr
+    assert "another one" not in again.stderr
+    for given in (("sleep",), ("echo", '{"n": 1}')):
+        other = pgqueue("enqueue", *given, "--key", "k")
+        assert (other.exit_code, other.stdout.strip()) == (4, first)
+        assert "another one than asked for (of type 'echo'), now pending" in other.stderr
     assert json.loads(pgqueue("enqueue", "echo", "--key", "k", "--json").stdout)["duplicate"] is True
 
 

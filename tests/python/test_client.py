@@ -98,6 +98,9 @@ def test_a_known_key_answers_with_the_job_it_has(app: App) -> None:
     first = app.enqueue_sync("t", {"a": 1}, idempotency_key="k")
     again = app.enqueue_sync("t", {"a": 1}, idempotency_key="k")
     assert (again.job_id, again.duplicate) == (first.job_id, True)
+    other = app.enqueue_sync("u", {"a": 2}, idempotency_key="k")
+    assert (other.job_id, other.duplicate) == (first.job_id, True)
+    assert app.job_sync(other).job_type == "t"
 
 
 def test_a_tasks_options_apply_unless_the_enqueue_says_otherwise(app: App) -> None:
