@@ -161,10 +161,11 @@ class Attempt(_Course, eq=False):
 
     async def run_async(self) -> Outcome:
         """Run an async task within the present asyncio task."""
-        if self.late():
+        self.began = time.monotonic()
+        if self.began - self.claimed_at > BEGIN_WITHIN:
+            self.began = 0.0
             self.outcome = UNBEGUN
             return UNBEGUN
-        self.began = time.monotonic()
         outcome: Outcome
         try:
             if self._alone():
