@@ -29,11 +29,12 @@ class Filters:
         for status in statuses:
             if status not in _STATUSES:
                 raise Invalid(f"there is no status {status[:40]!r}; there are {', '.join(sorted(_STATUSES))}")
+        # Names as they are: blanks at an end make another queue.
         return cls(
             statuses,
-            form.one("queue").strip(),
-            form.one("type").strip(),
-            form.one("producer").strip(),
+            form.one("queue"),
+            form.one("type"),
+            form.one("producer"),
             form.one("q").strip(),
             read_id(form.one("cursor"), "cursor"),
         )

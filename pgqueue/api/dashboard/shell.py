@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import Response, get
 from litestar.datastructures import Cookie
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, NotFoundException
 from litestar.params import FromPath
 
 from pgqueue import __version__
@@ -221,6 +221,11 @@ def _from_http_exception(request: AnyRequest, exc: HTTPException) -> Response[An
     if exc.status_code == 404:
         return _problem(request, 404, "No such page", "There is nothing at this address.")
     return _problem(request, exc.status_code, "This did not work", exc.detail)
+
+
+async def no_such_page() -> Response[Any]:
+    """Say that there is nothing at an address."""
+    raise NotFoundException
 
 
 def _from_bug(request: AnyRequest, exc: Exception) -> Response[Any]:

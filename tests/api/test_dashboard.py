@@ -1,0 +1,50 @@
+"""The dashboard without a browser: which jobs its forms act on, and what it says where there is nothing."""
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import psycopg
+import pytest
+
+from tests.api.conftest import Api
+
+Connection = psycopg.Connection[Any]
+SAME = {"Sec-Fetch-Site": "same-origin"}
+BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def fields(page: httpx.Response, form: str) -> dict[str, str]:
+    """What a browser sends of the hidden fields of a page's form."""
+    said = page.text.split(form, 1)[1].split("</form>", 1)[0]
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', said))
+
+
+@pytest.mark.parametrize("name", ["precious ", " precious", " "])
+@pytest.mark.parametrize("field", ["queue", "type", "producer"])
+def test_all_that_match_are_those_of_the_name_as_it_is(
+    api: Api, connection: Connection, field: str, name: str
+) -> None:
+    insert = "insert into pgqueue.jobs (queue, job_type, producer_id) values (%s, %s, %s)"
+    wanted = {"queue": "precious", "type": "precious", "producer": "precious", field: name}
+    connection.execute(insert, ["precious"] * 3)
+    connection.execute(insert, [wanted["queue"], wanted["type"], wanted["producer"]])
+    shown = api.get(f"/dashboard/jobs?{field}={quote(name)}")
+    assert shown.text.count('<tr id="j-') == 1
+    chosen = {**fields(shown, 'id="bulk"'), "verb": "cancel", "target": "all"}
+    asked = api.post("/dashboard/jobs/bulk", data=chosen, headers=SAME)
+    assert "Cancel 1 job?" in asked.text
+    api.post("/dashboard/jobs/bulk", data=fields(asked, 'action="/dashboard/jobs/bulk"'), headers=SAME)
+    column = {"queue": "queue", "type": "job_type", "producer": "producer_id"}[field]
+    found = connection.execute(f"select {column}, status from pgqueue.jobs order by status").fetchall()
+    assert found == [(name, "cancelled"), ("precious", "pending")]
+
+
+@pytest.mark.parametrize("path", ["/dashboard/nowhere", "/dashboard/jobs/1/2/3", "/dashboard/queues/x", "/dashboard/jobs/bulk"])
+def test_an_unknown_address_of_the_dashboard_is_a_page(api: Api, path: str) -> None:
+    answer = api.get(path, headers=BROWSER)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "No such page" in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
