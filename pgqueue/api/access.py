@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 from pgqueue import calls_rest
 from pgqueue.api.problems import CrossSite, Forbidden, Unauthenticated
+from pgqueue.api.rounds import Rounds
 from pgqueue.errors import PgqueueError, RateLimitedError
 
 Scope = Literal["submit", "read", "operate", "admin"]
@@ -37,6 +38,7 @@ _NOTE_USE_EVERY: Final = 30.0
 _FORGET_TOKENS_AFTER: Final = 1.0
 _KNOWN_FOR: Final = 1.0
 RunCall = Callable[..., Awaitable[Any]]
+_Found = tuple[bool, dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,52 +104,6 @@ def _names_this_machine(host: str) -> bool:
     return name == "localhost" or name.endswith(".localhost") or is_local_address(name)
 
 
-class _Lookups:
-    """Look-ups of keys, each begun after the requests that it answers had arrived."""
-
-    def __init__(self, run: RunCall) -> None:
-        self._run = run
-        self._waiting: list[tuple[bytes | None, asyncio.Future[tuple[bool, dict[str, Any] | None]]]] = []
-        self._flight: asyncio.Task[None] | None = None
-
-    async def find(self, digest: bytes | None) -> tuple[bool, dict[str, Any] | None]:
-        """Return whether there is any key, and what the key with this hash is, None unless it is in force."""
-        told: asyncio.Future[tuple[bool, dict[str, Any] | None]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((digest, told))
-        if self._flight is None:
-            self._flight = asyncio.get_running_loop().create_task(self._fly())
-        return await told
-
-    async def _fly(self) -> None:
-        try:
-            while self._waiting:
-                waiting, self._waiting = self._waiting, []
-                await self._answer(waiting)
-        finally:
-            self._flight = None
-
-    async def _answer(
-        self, waiting: list[tuple[bytes | None, asyncio.Future[tuple[bool, dict[str, Any] | None]]]]
-    ) -> None:
-        try:
-            known = await self._run(
-                calls_rest.CHECK_KEYS, hashes=list({digest for digest, _ in waiting if digest is not None})
-            )
-        except Exception as exc:
-            for _, told in waiting:
-                if not told.done():
-                    told.set_exception(exc)
-            return
-        for digest, told in waiting:
-            if told.done():
-                continue
-            found = None
-            for held, key in known["good"].items():
-                if hmac.compare_digest(bytes.fromhex(held), digest or b""):
-                    found = key
-            told.set_result((known["any"], found))
-
-
 class Access:
     """Decides about requests. `hosts`: names besides this machine's own under which an API without keys is reached."""
 
@@ -155,7 +111,7 @@ class Access:
         """`run` runs a call of pgqueue.calls."""
         self._run = run
         self._hosts = hosts
-        self._lookups = _Lookups(run)
+        self._lookups = Rounds(self._check)
         #: Whether there was a key at the last look; None: nobody has looked.
         self.any_key: bool | None = None
         self._tokens: dict[str, _Tokens] = {}
@@ -185,6 +141,19 @@ class Access:
             raise Unauthenticated(GIVE_A_KEY)
         self._check_local(scope, headers)
         return EVERYBODY
+
+    async def _check(self, digests: set[bytes | None]) -> Callable[[bytes | None], _Found]:
+        """Look keys up; what is returned says whether there is any, and what the key of a hash is if it is in force."""
+        known = await self._run(calls_rest.CHECK_KEYS, hashes=[digest for digest in digests if digest is not None])
+
+        def found(digest: bytes | None) -> _Found:
+            key = None
+            for held, one in known["good"].items():
+                if hmac.compare_digest(bytes.fromhex(held), digest or b""):
+                    key = one
+            return known["any"], key
+
+        return found
 
     async def _find(self, digest: bytes | None, checked_later: bool) -> dict[str, Any] | None:
         if checked_later:

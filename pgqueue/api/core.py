@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -14,6 +14,7 @@ from pgqueue.api.access import Access, Identity
 from pgqueue.api.config import ApiConfig
 from pgqueue.api.hub import Hub
 from pgqueue.api.problems import TooManyStreams
+from pgqueue.api.rounds import Rounds
 from pgqueue.api.submits import Submits
 from pgqueue.calling import Call
 from pgqueue.client import Client
@@ -51,6 +52,7 @@ class Api:
         self.http_workers: dict[UUID, float] = {}
         self.access = Access(self.call, config.hosts)
         self.submits = Submits(self.call)
+        self._depths: Rounds[None, list[dict[str, Any]]] = Rounds(self._read_depths)
 
     @property
     def pool(self) -> AsyncPool:
@@ -109,6 +111,14 @@ class Api:
     async def call(self, call: Call[T], **parameters: object) -> T:
         """Run a call in a transaction of its own."""
         return await self.pool.run(call, **parameters)
+
+    async def depths(self) -> list[dict[str, Any]]:
+        """Read the depths of all queues, once for all who ask at about the same time."""
+        return await self._depths.find(None)
+
+    async def _read_depths(self, _: set[None]) -> Callable[[None], list[dict[str, Any]]]:
+        rows: list[dict[str, Any]] = await self.call(calls_rest.QUEUE_COUNTS)
+        return lambda _: rows
 
     async def act(self, identity: Identity, call: Call[T], **parameters: object) -> T:
         """Run a call of an operator, for whom the audit names the key."""

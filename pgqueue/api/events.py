@@ -8,12 +8,11 @@ from uuid import UUID
 import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import HeaderParameter, QueryParameter
-from litestar.response import Stream
 
 from pgqueue import calls_rest
 from pgqueue.api.access import Identity
 from pgqueue.api.core import Api
-from pgqueue.api.exchange import AnyRequest, api_of
+from pgqueue.api.exchange import AnyRequest, EventStream, api_of
 from pgqueue.api.guard import identity_of
 from pgqueue.api.jobs import JobId, QueueFilter, TypeFilter, job_view
 from pgqueue.api.openapi import Gives, HttpMethod, operation
@@ -21,7 +20,6 @@ from pgqueue.api.watches import Event, snapshot
 from pgqueue.errors import PgqueueError
 
 _TAG: Final = "events"
-_MEDIA_TYPE: Final = "text/event-stream"
 _encode: Final = msgspec.json.Encoder().encode
 _BEGIN: Final = b"retry: 2000\n\n"
 _PING: Final = b": ping\n\n"
@@ -37,11 +35,11 @@ LastEventId = Annotated[
 LastEventIdParameter = Annotated[
     str | None, QueryParameter(max_length=100, description="As the header Last-Event-ID, for who cannot send it.")
 ]
-_GIVES: Final = {200: Gives(None, "Server-sent events.", media_type=_MEDIA_TYPE, example=_EXAMPLE)}
+_GIVES: Final = {200: Gives(None, "Server-sent events.", media_type=EventStream.MEDIA_TYPE, example=_EXAMPLE)}
 
 
 @operation(HttpMethod.GET, "/jobs/{job_id:uuid}/events", needs="read", gives=_GIVES, refuses=(404,), tag=_TAG)
-async def follow_job(request: AnyRequest, job_id: JobId) -> Stream:
+async def follow_job(request: AnyRequest, job_id: JobId) -> EventStream:
     """Follow a job.
 
     The first event says where the job stands (`snapshot` is true), named as the change to that status is; then come
@@ -49,8 +47,7 @@ async def follow_job(request: AnyRequest, job_id: JobId) -> Stream:
     """
     api = api_of(request)
     await job_view(api, job_id)
-    with api.stream_seat():
-        return _stream(_job_stream(api, job_id, identity_of(request.scope)))
+    return EventStream(api, _job_stream(api, job_id, identity_of(request.scope)))
 
 
 @operation(HttpMethod.GET, "/events", needs="read", gives=_GIVES, tag=_TAG)
@@ -60,7 +57,7 @@ async def follow_all(
     job_type: TypeFilter = None,
     last_event_id: LastEventIdParameter = None,
     last_event: LastEventId = None,
-) -> Stream:
+) -> EventStream:
     """Follow a queue, a job type, or everything.
 
     The first event, `state`, has the depths of the queues; then come the changes of jobs. With Last-Event-ID the stream
@@ -69,16 +66,7 @@ async def follow_all(
     """
     api = api_of(request)
     resume = last_event or last_event_id
-    with api.stream_seat():
-        return _stream(_wide_stream(api, queue_name, job_type, resume, identity_of(request.scope)))
-
-
-def _stream(content: AsyncIterator[bytes]) -> Stream:
-    return Stream(
-        content,
-        media_type=_MEDIA_TYPE,
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+    return EventStream(api, _wide_stream(api, queue_name, job_type, resume, identity_of(request.scope)))
 
 
 def _wire(number: str, event: Event) -> bytes:
@@ -86,7 +74,7 @@ def _wire(number: str, event: Event) -> bytes:
 
 
 async def _job_stream(api: Api, job_id: UUID, identity: Identity) -> AsyncIterator[bytes]:
-    with api.stream_seat(), api.hub.follow(job_id=job_id, identity=identity) as watch:
+    with api.hub.follow(job_id=job_id, identity=identity) as watch:
         yield _BEGIN
         shown = _Shown()
         try:
@@ -131,7 +119,7 @@ class _Shown:
 async def _wide_stream(
     api: Api, queue: str | None, job_type: str | None, resume: str | None, identity: Identity
 ) -> AsyncIterator[bytes]:
-    with api.stream_seat(), api.hub.follow(queue=queue, job_type=job_type, identity=identity) as watch:
+    with api.hub.follow(queue=queue, job_type=job_type, identity=identity) as watch:
         yield _BEGIN
         try:
             await api.hub.watching(wide=True)
@@ -168,7 +156,7 @@ def _resync(api: Api) -> bytes:
 async def _state(api: Api, queue: str | None) -> Iterable[bytes]:
     """Return the depths of a queue or of all, or a ping when the database does not answer; it is asked again later."""
     try:
-        counts = await api.call(calls_rest.QUEUE_COUNTS)
+        counts = await api.depths()
     except PgqueueError:
         return [_PING]
     rows = [row for row in counts if queue is None or row["queue"] == queue]

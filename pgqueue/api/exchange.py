@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 from litestar import Request
 from litestar.params import QueryParameter
+from litestar.response.streaming import ASGIStreamingResponse
 from litestar.types import Receive, Scope, Send
 from msgspec import Raw
 
@@ -127,6 +128,27 @@ class Answer:
             sent += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": self.status, "headers": sent})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+class EventStream(Answer):
+    """An answer of server-sent events, which has one of the seats for streams from its first header to its end."""
+
+    __slots__ = ("_api", "_events")
+    MEDIA_TYPE: Final = "text/event-stream"
+
+    def __init__(self, api: Api, events: AsyncIterator[bytes]) -> None:
+        """`events`: as they are sent."""
+        super().__init__(b"", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._api = api
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; raises TooManyStreams."""
+        with self._api.stream_seat():
+            stream = ASGIStreamingResponse(
+                iterator=self._events, media_type=self.MEDIA_TYPE, headers=dict(self.headers or {})
+            )
+            await stream(scope, receive, send)
 
 
 def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:

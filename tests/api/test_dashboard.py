@@ -23,9 +23,7 @@ def fields(page: httpx.Response, form: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["precious ", " precious", " "])
 @pytest.mark.parametrize("field", ["queue", "type", "producer"])
-def test_all_that_match_are_those_of_the_name_as_it_is(
-    api: Api, connection: Connection, field: str, name: str
-) -> None:
+def test_all_that_match_are_those_of_the_name_as_it_is(api: Api, connection: Connection, field: str, name: str) -> None:
     insert = "insert into pgqueue.jobs (queue, job_type, producer_id) values (%s, %s, %s)"
     wanted = {"queue": "precious", "type": "precious", "producer": "precious", field: name}
     connection.execute(insert, ["precious"] * 3)
@@ -41,7 +39,9 @@ def test_all_that_match_are_those_of_the_name_as_it_is(
     assert found == [(name, "cancelled"), ("precious", "pending")]
 
 
-@pytest.mark.parametrize("path", ["/dashboard/nowhere", "/dashboard/jobs/1/2/3", "/dashboard/queues/x", "/dashboard/jobs/bulk"])
+@pytest.mark.parametrize(
+    "path", ["/dashboard/nowhere", "/dashboard/jobs/1/2/3", "/dashboard/queues/x", "/dashboard/jobs/bulk"]
+)
 def test_an_unknown_address_of_the_dashboard_is_a_page(api: Api, path: str) -> None:
     answer = api.get(path, headers=BROWSER)
     assert answer.status_code == 404

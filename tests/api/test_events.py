@@ -1,9 +1,12 @@
 """Event streams: state first, every change, the end; and what happens when bells are lost or clients are slow."""
 
+import contextlib
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,6 +14,7 @@ import psycopg
 import pytest
 
 from pgqueue.api.access import new_key
+from pgqueue.calling import Call
 from pgqueue.settings import Settings
 from tests.api.conftest import Live, MakeLive
 from tests.conftest import Connect
@@ -287,6 +291,47 @@ def test_streams_are_few_enough(live: MakeLive, hand: Hand) -> None:
     assert api.http.get("/events").status_code == 503
     assert len(streams) == 2
     assert api.http.get(f"/jobs/{job_id}").status_code == 200
+
+
+def test_a_burst_of_streams_gets_its_seats_and_not_one_more(
+    live: MakeLive, hand: Hand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = live(max_streams=20)
+    core = api.app.state.pgqueue
+    asked: list[str] = []
+    real = core.call
+
+    async def counted(call: Call[Any], **parameters: object) -> Any:
+        asked.append(call.name)
+        return await real(call, **parameters)
+
+    monkeypatch.setattr(core, "call", counted)
+    job_id = hand.enqueue()
+    paths = ["/events", f"/jobs/{job_id}/events", "/dashboard/events"] * 15
+    with contextlib.ExitStack() as open_streams:
+        begun = threading.Barrier(len(paths))
+
+        def ask(path: str) -> httpx.Response:
+            http = open_streams.enter_context(httpx.Client(base_url=api.url, timeout=30))
+            request = http.build_request("GET", path)
+            begun.wait(30)
+            return http.send(request, stream=True)
+
+        with ThreadPoolExecutor(len(paths)) as pool:
+            answers = list(pool.map(ask, paths))
+        statuses = Counter(answer.status_code for answer in answers)
+        assert statuses == {200: 20, 503: 25}
+        for answer in answers:
+            if answer.status_code == 503:
+                assert answer.headers["retry-after"] == "5"
+            else:
+                assert next(answer.iter_raw())
+    wait_until(lambda: api.hub.followers == 0, 30)
+    # The seats are free again.
+    with api.events("/events") as events:
+        next(events)
+    assert "Traceback" not in capfd.readouterr().err
+    assert 1 <= asked.count("queue_counts") < 10
 
 
 def test_nobody_watches_when_nobody_is_there(live: MakeLive, hand: Hand) -> None:

@@ -8,12 +8,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from litestar import get
-from litestar.response import Stream
 
 from pgqueue.api.access import Identity
 from pgqueue.api.core import Api
 from pgqueue.api.dashboard.session import enter, read_query
-from pgqueue.api.exchange import AnyRequest, api_of
+from pgqueue.api.exchange import AnyRequest, EventStream, api_of
 from pgqueue.api.problems import Invalid
 from pgqueue.errors import PgqueueError
 
@@ -23,7 +22,7 @@ _LASTS: Final = 300.0
 
 
 @get("/events")
-async def events(request: AnyRequest) -> Stream:
+async def events(request: AnyRequest) -> EventStream:
     """Say when a job, or any job, has changed."""
     identity = await enter(request)
     asked = read_query(request).one("job")
@@ -32,17 +31,12 @@ async def events(request: AnyRequest) -> Stream:
     except ValueError:
         raise Invalid("job must be an id") from None
     api = api_of(request)
-    with api.stream_seat():
-        return Stream(
-            _hints(api, job_id, identity),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
+    return EventStream(api, _hints(api, job_id, identity))
 
 
 async def _hints(api: Api, job_id: UUID | None, identity: Identity) -> AsyncIterator[bytes]:
     ends_at = time.monotonic() + _LASTS
-    with api.stream_seat(), api.hub.follow(job_id=job_id, identity=identity) as watch:
+    with api.hub.follow(job_id=job_id, identity=identity) as watch:
         yield b"retry: 2000\n\n"
         with suppress(PgqueueError):
             await api.hub.watching(wide=job_id is None)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -212,7 +213,11 @@ def _from_pgqueue_error(request: AnyRequest, exc: PgqueueError) -> Response[Any]
     said = next((text for kind, text in _SAID_INSTEAD if isinstance(exc, kind)), None)
     if said is not None or exc.http_status >= 500:
         _log.warning("page failed", request_id=request_id(request.scope), error=f"{type(exc).__name__}: {exc}")
-    return _problem(request, exc.http_status, exc.title, said or str(exc), again=isinstance(exc, DatabaseUnavailable))
+    again = isinstance(exc, DatabaseUnavailable)
+    answer = _problem(request, exc.http_status, exc.title, said or str(exc), again=again)
+    if exc.retry_after is not None:
+        answer.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after)))
+    return answer
 
 
 def _from_http_exception(request: AnyRequest, exc: HTTPException) -> Response[Any]:
