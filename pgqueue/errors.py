@@ -81,12 +81,12 @@ class JobNotFound(PgqueueError):
 
 
 class WrongState(PgqueueError):
-    """The verb is not possible in the job's present status."""
+    """The verb is not possible in the present state of a job, a key or a schedule."""
 
     exit_code = 4
     http_status = 409
     problem_type = "wrong-state"
-    title = "The job's status forbids this"
+    title = "The present state forbids this"
 
 
 class DuplicateJob(PgqueueError):
@@ -106,7 +106,7 @@ class QueueFull(PgqueueError):
 class RateLimitedError(PgqueueError):
     http_status = 429
     problem_type = "rate-limited"
-    title = "Too many jobs"
+    title = "Too many requests"
     default_retry_after = 1.0
 
 

@@ -3936,18 +3936,21 @@ create function pgqueue.zone_fault(timezone text) returns text
   language plpgsql volatile set search_path = pg_catalog, pg_temp
   as $$
 declare
+  -- Those names mean something else on another machine, or count leap seconds.
+  elsewhere constant text := '^(posix/|right/|localtime$|posixrules$|Factory$)';
+  wanted constant text := regexp_replace(lower(timezone), '^(posix|right)/', '');
   near text;
 begin
   -- A look at all zones takes some 50 ms, so those in use are not looked for again.
   if exists (select from pgqueue.schedules s where s.timezone = zone_fault.timezone) then
     return null;
   end if;
-  -- Those names mean something else on another machine, or count leap seconds.
-  if timezone !~ '^(posix/|right/|localtime$|posixrules$|Factory$)' and exists (select from pg_timezone_names n where n.name = timezone) then
+  if timezone !~ elsewhere and exists (select from pg_timezone_names n where n.name = timezone) then
     return null;
   end if;
   select n.name into near from pg_timezone_names n
-   where lower(n.name) = lower(timezone) or lower(n.name) like '%/' || replace(lower(timezone), ' ', '\_') order by n.name limit 1;
+   where n.name !~ elsewhere and (lower(n.name) = wanted or lower(n.name) like '%/' || replace(wanted, ' ', '\_'))
+   order by n.name limit 1;
   return 'it is not known; it must be such as UTC or Europe/Berlin' || coalesce(' (perhaps ' || near || '?)', '');
 end $$;
 comment on function pgqueue.zone_fault(text) is 'What is wrong with the name of a time zone; null: nothing.';
@@ -4778,6 +4781,9 @@ create function pgqueue.create_key(name text, sha256 bytea, prefix text, scopes 
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 begin
+  if create_key.expires_at <= pgqueue.clock() then
+    raise exception 'expires_at is %; it must lie in the future', create_key.expires_at using errcode = 'PQ422', column = 'expires_at';
+  end if;
   insert into pgqueue.api_keys (name, sha256, prefix, scopes, rate, expires_at)
     values (create_key.name, create_key.sha256, create_key.prefix, create_key.scopes, create_key.rate, create_key.expires_at);
   perform pgqueue.note('create_key', create_key.name, null,
@@ -4786,7 +4792,7 @@ exception when unique_violation then
   raise exception 'there is a key "%"', create_key.name
     using errcode = 'PQ409', hint = 'Names of revoked keys are not free: they stand in the audit.';
 end $$;
-comment on function pgqueue.create_key is 'Stores the hash of a new API key, with a row in the audit. Error: PQ409 when the name is taken.';
+comment on function pgqueue.create_key is 'Stores the hash of a new API key, with a row in the audit. Errors: PQ409 when the name is taken, PQ422.';
 
 create function pgqueue.revoke_key(name text) returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -5130,8 +5136,8 @@ begin
              durations bigint[], waits bigint[])
       left join pgqueue.counters c on c.queue = n.queue and c.job_type = n.job_type and c.priority = n.priority),
   named as (
-    select case when g.known or g.newcomer <= room then g.queue else '_OTHER' end as to_queue,
-           case when g.known or g.newcomer <= room then g.job_type else '_OTHER' end as to_type, g.*
+    select case when g.known or g.newcomer <= room or g.job_type = 'pgqueue.webhook' then g.queue else '_OTHER' end as to_queue,
+           case when g.known or g.newcomer <= room or g.job_type = 'pgqueue.webhook' then g.job_type else '_OTHER' end as to_type, g.*
       from given g),
   buckets as (
     select n.to_queue, n.to_type, n.priority, b.n, coalesce(sum(b.d), 0)::bigint as d, coalesce(sum(b.w), 0)::bigint as w
@@ -5305,9 +5311,10 @@ create function pgqueue.counter_totals() returns table (
                  sum(c.durations[6]), sum(c.durations[7]), sum(c.durations[8]), sum(c.durations[9]), sum(c.durations[10]),
                  sum(c.durations[11]), sum(c.durations[12]), sum(c.durations[13]), sum(c.durations[14]), sum(c.durations[15]),
                  sum(c.durations[16]), sum(c.durations[17])]::bigint[]
-      from pgqueue.counters c group by c.queue, c.priority
+      from pgqueue.counters c where c.job_type <> 'pgqueue.webhook' group by c.queue, c.priority
   $$;
-comment on function pgqueue.counter_totals() is 'The counters by queue and priority: attempts processed, and of these failed.';
+comment on function pgqueue.counter_totals() is
+  'The counters by queue and priority: attempts processed, and of these failed. Without jobs that tell of alerts, which would raise alerts.';
 
 create function pgqueue.rates(over_last interval default '1 minute') returns table (
   queue text, priority smallint, seconds double precision, submitted bigint, processed bigint, failed bigint,
@@ -5439,15 +5446,16 @@ end $$;
 comment on function pgqueue.queue_counts() is
   'Live jobs of every known queue by priority and status. Counts end at 500,000 pending jobs and at 50,001 of each other kind.';
 
-create function pgqueue.dead_letter_counts() returns table (queue text, jobs bigint)
+create function pgqueue.dead_letter_counts() returns table (queue text, jobs bigint, webhooks bigint)
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
   as $$
 #variable_conflict use_column
 begin
   return query
-    select d.queue, count(*) from (select l.queue from pgqueue.jobs_dead_letter l order by l.job_id desc limit 10001) d group by d.queue;
+    select d.queue, count(*), count(*) filter (where d.job_type = 'pgqueue.webhook')
+      from (select l.queue, l.job_type from pgqueue.jobs_dead_letter l order by l.job_id desc limit 10001) d group by d.queue;
 end $$;
-comment on function pgqueue.dead_letter_counts() is 'Dead letters by queue; counting ends at 10,001.';
+comment on function pgqueue.dead_letter_counts() is 'Dead letters by queue, and how many of them tell of alerts; counting ends at 10,001.';
 
 create view pgqueue.queue_stats as
   select c.queue, c.priority, c.pending, c.submitted, c.processing, c.failed, c.oldest_pending_seconds, coalesce(q.paused, false) as paused,
@@ -5547,6 +5555,14 @@ comment on table pgqueue.alert_webhooks is
   'Where alerts are sent: each becomes a job of type pgqueue.webhook in `queue`, which every worker with maintenance can run.';
 comment on column pgqueue.alert_webhooks.severity is 'Only alerts of this severity; null: all.';
 
+create function pgqueue.in_words(seconds double precision) returns text
+  language sql immutable parallel safe set search_path = pg_catalog, pg_temp
+  as $$
+    select case when seconds < 120 then round(seconds) || ' s' when seconds < 7200 then round(seconds / 60) || ' min'
+                when seconds < 172800 then round(seconds / 3600) || ' h' else round(seconds / 86400) || ' days' end
+  $$;
+comment on function pgqueue.in_words(double precision) is 'A span of time for people, to two digits or so.';
+
 create function pgqueue.alert_conditions() returns table (
   alert text, severity text, queue text, value double precision, threshold double precision, hold interval, summary text)
   language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -5565,7 +5581,8 @@ create function pgqueue.alert_conditions() returns table (
                    sum(r.durations[7]), sum(r.durations[8]), sum(r.durations[9]), sum(r.durations[10]), sum(r.durations[11]), sum(r.durations[12]),
                    sum(r.durations[13]), sum(r.durations[14]), sum(r.durations[15]), sum(r.durations[16]), sum(r.durations[17])]::bigint[] as durations
         from pgqueue.rates('5 minutes') r group by r.queue),
-    dead as materialized (select coalesce(sum(d.jobs), 0) as jobs from pgqueue.dead_letter_counts() d),
+    -- An alert's own jobs must not raise the next one.
+    dead as materialized (select coalesce(sum(d.jobs - d.webhooks), 0) as jobs from pgqueue.dead_letter_counts() d),
     live as materialized (
       select w.queues, w.concurrency, w.utilization from pgqueue.workers w
        where w.status not in ('stopped', 'draining') and w.last_heartbeat > pgqueue.clock() - interval '60 seconds'),
@@ -5594,7 +5611,7 @@ create function pgqueue.alert_conditions() returns table (
              format('queue "%s" holds %s pending jobs of at most %s: more are refused', d.queue, d.pending, d.hard_limit)
         from depths d
       union all
-      select a.alert, d.queue, d.age, true, format('queue "%s": the oldest pending job waits since %s s', d.queue, round(d.age))
+      select a.alert, d.queue, d.age, true, format('queue "%s": the oldest pending job has waited for %s', d.queue, pgqueue.in_words(d.age))
         from depths d cross join unnest(array['QueueAgeHigh', 'StuckJobs']) a(alert) where not d.paused and d.age is not null
       union all
       select 'ProcessingTimeHigh', f.queue, pgqueue.quantile(f.durations, 0.99), true,
@@ -5604,8 +5621,8 @@ create function pgqueue.alert_conditions() returns table (
       select 'WorkerUtilizationHigh', null, p.utilization, true, format('workers are busy for %s %% of the time', round((p.utilization * 100)::numeric))
         from pool p where p.workers > 0
       union all
-      select a.alert, null, p.workers, false, format('%s live worker%s', p.workers, case p.workers when 1 then '' else 's' end)
-        from pool p cross join unnest(array['WorkerCountLow', 'WorkerDown']) a(alert)
+      select a.alert, null, p.workers, false, format('%s live worker%s, %s wanted', p.workers, case p.workers when 1 then '' else 's' end, a.threshold)
+        from pool p cross join pgqueue.alert_rules a where a.alert in ('WorkerCountLow', 'WorkerDown')
       union all
       select 'NoWorkers', d.queue, (select count(*) from live l where l.queues is null or d.queue = any (l.queues)), false,
              format('jobs wait in queue "%s" and no worker serves it', d.queue)

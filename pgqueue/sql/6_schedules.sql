@@ -98,18 +98,21 @@ create function pgqueue.zone_fault(timezone text) returns text
   language plpgsql volatile set search_path = pg_catalog, pg_temp
   as $$
 declare
+  -- Those names mean something else on another machine, or count leap seconds.
+  elsewhere constant text := '^(posix/|right/|localtime$|posixrules$|Factory$)';
+  wanted constant text := regexp_replace(lower(timezone), '^(posix|right)/', '');
   near text;
 begin
   -- A look at all zones takes some 50 ms, so those in use are not looked for again.
   if exists (select from pgqueue.schedules s where s.timezone = zone_fault.timezone) then
     return null;
   end if;
-  -- Those names mean something else on another machine, or count leap seconds.
-  if timezone !~ '^(posix/|right/|localtime$|posixrules$|Factory$)' and exists (select from pg_timezone_names n where n.name = timezone) then
+  if timezone !~ elsewhere and exists (select from pg_timezone_names n where n.name = timezone) then
     return null;
   end if;
   select n.name into near from pg_timezone_names n
-   where lower(n.name) = lower(timezone) or lower(n.name) like '%/' || replace(lower(timezone), ' ', '\_') order by n.name limit 1;
+   where n.name !~ elsewhere and (lower(n.name) = wanted or lower(n.name) like '%/' || replace(wanted, ' ', '\_'))
+   order by n.name limit 1;
   return 'it is not known; it must be such as UTC or Europe/Berlin' || coalesce(' (perhaps ' || near || '?)', '');
 end $$;
 comment on function pgqueue.zone_fault(text) is 'What is wrong with the name of a time zone; null: nothing.';

@@ -51,6 +51,9 @@ create function pgqueue.create_key(name text, sha256 bytea, prefix text, scopes 
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 begin
+  if create_key.expires_at <= pgqueue.clock() then
+    raise exception 'expires_at is %; it must lie in the future', create_key.expires_at using errcode = 'PQ422', column = 'expires_at';
+  end if;
   insert into pgqueue.api_keys (name, sha256, prefix, scopes, rate, expires_at)
     values (create_key.name, create_key.sha256, create_key.prefix, create_key.scopes, create_key.rate, create_key.expires_at);
   perform pgqueue.note('create_key', create_key.name, null,
@@ -59,7 +62,7 @@ exception when unique_violation then
   raise exception 'there is a key "%"', create_key.name
     using errcode = 'PQ409', hint = 'Names of revoked keys are not free: they stand in the audit.';
 end $$;
-comment on function pgqueue.create_key is 'Stores the hash of a new API key, with a row in the audit. Error: PQ409 when the name is taken.';
+comment on function pgqueue.create_key is 'Stores the hash of a new API key, with a row in the audit. Errors: PQ409 when the name is taken, PQ422.';
 
 create function pgqueue.revoke_key(name text) returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp

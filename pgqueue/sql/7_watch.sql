@@ -99,8 +99,8 @@ begin
              durations bigint[], waits bigint[])
       left join pgqueue.counters c on c.queue = n.queue and c.job_type = n.job_type and c.priority = n.priority),
   named as (
-    select case when g.known or g.newcomer <= room then g.queue else '_OTHER' end as to_queue,
-           case when g.known or g.newcomer <= room then g.job_type else '_OTHER' end as to_type, g.*
+    select case when g.known or g.newcomer <= room or g.job_type = 'pgqueue.webhook' then g.queue else '_OTHER' end as to_queue,
+           case when g.known or g.newcomer <= room or g.job_type = 'pgqueue.webhook' then g.job_type else '_OTHER' end as to_type, g.*
       from given g),
   buckets as (
     select n.to_queue, n.to_type, n.priority, b.n, coalesce(sum(b.d), 0)::bigint as d, coalesce(sum(b.w), 0)::bigint as w
@@ -274,9 +274,10 @@ create function pgqueue.counter_totals() returns table (
                  sum(c.durations[6]), sum(c.durations[7]), sum(c.durations[8]), sum(c.durations[9]), sum(c.durations[10]),
                  sum(c.durations[11]), sum(c.durations[12]), sum(c.durations[13]), sum(c.durations[14]), sum(c.durations[15]),
                  sum(c.durations[16]), sum(c.durations[17])]::bigint[]
-      from pgqueue.counters c group by c.queue, c.priority
+      from pgqueue.counters c where c.job_type <> 'pgqueue.webhook' group by c.queue, c.priority
   $$;
-comment on function pgqueue.counter_totals() is 'The counters by queue and priority: attempts processed, and of these failed.';
+comment on function pgqueue.counter_totals() is
+  'The counters by queue and priority: attempts processed, and of these failed. Without jobs that tell of alerts, which would raise alerts.';
 
 create function pgqueue.rates(over_last interval default '1 minute') returns table (
   queue text, priority smallint, seconds double precision, submitted bigint, processed bigint, failed bigint,
@@ -408,15 +409,16 @@ end $$;
 comment on function pgqueue.queue_counts() is
   'Live jobs of every known queue by priority and status. Counts end at 500,000 pending jobs and at 50,001 of each other kind.';
 
-create function pgqueue.dead_letter_counts() returns table (queue text, jobs bigint)
+create function pgqueue.dead_letter_counts() returns table (queue text, jobs bigint, webhooks bigint)
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
   as $$
 #variable_conflict use_column
 begin
   return query
-    select d.queue, count(*) from (select l.queue from pgqueue.jobs_dead_letter l order by l.job_id desc limit 10001) d group by d.queue;
+    select d.queue, count(*), count(*) filter (where d.job_type = 'pgqueue.webhook')
+      from (select l.queue, l.job_type from pgqueue.jobs_dead_letter l order by l.job_id desc limit 10001) d group by d.queue;
 end $$;
-comment on function pgqueue.dead_letter_counts() is 'Dead letters by queue; counting ends at 10,001.';
+comment on function pgqueue.dead_letter_counts() is 'Dead letters by queue, and how many of them tell of alerts; counting ends at 10,001.';
 
 create view pgqueue.queue_stats as
   select c.queue, c.priority, c.pending, c.submitted, c.processing, c.failed, c.oldest_pending_seconds, coalesce(q.paused, false) as paused,

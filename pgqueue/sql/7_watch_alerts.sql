@@ -69,6 +69,14 @@ comment on table pgqueue.alert_webhooks is
   'Where alerts are sent: each becomes a job of type pgqueue.webhook in `queue`, which every worker with maintenance can run.';
 comment on column pgqueue.alert_webhooks.severity is 'Only alerts of this severity; null: all.';
 
+create function pgqueue.in_words(seconds double precision) returns text
+  language sql immutable parallel safe set search_path = pg_catalog, pg_temp
+  as $$
+    select case when seconds < 120 then round(seconds) || ' s' when seconds < 7200 then round(seconds / 60) || ' min'
+                when seconds < 172800 then round(seconds / 3600) || ' h' else round(seconds / 86400) || ' days' end
+  $$;
+comment on function pgqueue.in_words(double precision) is 'A span of time for people, to two digits or so.';
+
 create function pgqueue.alert_conditions() returns table (
   alert text, severity text, queue text, value double precision, threshold double precision, hold interval, summary text)
   language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off set enable_seqscan = off
@@ -87,7 +95,8 @@ create function pgqueue.alert_conditions() returns table (
                    sum(r.durations[7]), sum(r.durations[8]), sum(r.durations[9]), sum(r.durations[10]), sum(r.durations[11]), sum(r.durations[12]),
                    sum(r.durations[13]), sum(r.durations[14]), sum(r.durations[15]), sum(r.durations[16]), sum(r.durations[17])]::bigint[] as durations
         from pgqueue.rates('5 minutes') r group by r.queue),
-    dead as materialized (select coalesce(sum(d.jobs), 0) as jobs from pgqueue.dead_letter_counts() d),
+    -- An alert's own jobs must not raise the next one.
+    dead as materialized (select coalesce(sum(d.jobs - d.webhooks), 0) as jobs from pgqueue.dead_letter_counts() d),
     live as materialized (
       select w.queues, w.concurrency, w.utilization from pgqueue.workers w
        where w.status not in ('stopped', 'draining') and w.last_heartbeat > pgqueue.clock() - interval '60 seconds'),
@@ -116,7 +125,7 @@ create function pgqueue.alert_conditions() returns table (
              format('queue "%s" holds %s pending jobs of at most %s: more are refused', d.queue, d.pending, d.hard_limit)
         from depths d
       union all
-      select a.alert, d.queue, d.age, true, format('queue "%s": the oldest pending job waits since %s s', d.queue, round(d.age))
+      select a.alert, d.queue, d.age, true, format('queue "%s": the oldest pending job has waited for %s', d.queue, pgqueue.in_words(d.age))
         from depths d cross join unnest(array['QueueAgeHigh', 'StuckJobs']) a(alert) where not d.paused and d.age is not null
       union all
       select 'ProcessingTimeHigh', f.queue, pgqueue.quantile(f.durations, 0.99), true,
@@ -126,8 +135,8 @@ create function pgqueue.alert_conditions() returns table (
       select 'WorkerUtilizationHigh', null, p.utilization, true, format('workers are busy for %s %% of the time', round((p.utilization * 100)::numeric))
         from pool p where p.workers > 0
       union all
-      select a.alert, null, p.workers, false, format('%s live worker%s', p.workers, case p.workers when 1 then '' else 's' end)
-        from pool p cross join unnest(array['WorkerCountLow', 'WorkerDown']) a(alert)
+      select a.alert, null, p.workers, false, format('%s live worker%s, %s wanted', p.workers, case p.workers when 1 then '' else 's' end, a.threshold)
+        from pool p cross join pgqueue.alert_rules a where a.alert in ('WorkerCountLow', 'WorkerDown')
       union all
       select 'NoWorkers', d.queue, (select count(*) from live l where l.queues is null or d.queue = any (l.queues)), false,
              format('jobs wait in queue "%s" and no worker serves it', d.queue)

@@ -59,19 +59,24 @@ def test_a_key_is_stored_as_a_hash_and_shown_once(api: Api, admin: str, connecti
     assert key not in stored[0]
     listed = api.get("/admin/keys", headers=bearer(admin)).json()["items"]
     assert [(one["name"], one["prefix"]) for one in listed] == [("root", admin[:12]), ("shop", key[:12])]
-    problem(api.post("/admin/keys", json={"name": "shop"}, headers=bearer(admin)), 409, "wrong-state")
+    taken = problem(api.post("/admin/keys", json={"name": "shop"}, headers=bearer(admin)), 409, "wrong-state")
+    assert "job" not in taken["title"]
+    over = {"name": "over", "expires_at": "2020-01-01T00:00:00Z"}
+    refused = problem(api.post("/admin/keys", json=over, headers=bearer(admin)), 422, "invalid-job")
+    assert refused["errors"][0]["pointer"] == "/expires_at"
     assert len(key) > 40
 
 
-def test_a_revoked_or_expired_key_ends_at_once(api: Api, admin: str) -> None:
+def test_a_revoked_or_expired_key_ends_at_once(api: Api, admin: str, connection: psycopg.Connection[Any]) -> None:
     key = make_key(api, "shop", "read", admin=admin)
     assert api.get("/jobs", headers=bearer(key)).status_code == 200
     assert api.delete("/admin/keys/shop", headers=bearer(admin)).json() == {"name": "shop", "changed": True}
     problem(api.get("/jobs", headers=bearer(key)), 401, "unauthenticated")
     assert api.delete("/admin/keys/shop", headers=bearer(admin)).json()["changed"] is False
     problem(api.delete("/admin/keys/nobody", headers=bearer(admin)), 404, "not-found")
-    past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
-    expired = make_key(api, "old", "read", admin=admin, expires_at=past)
+    soon = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    expired = make_key(api, "old", "read", admin=admin, expires_at=soon)
+    connection.execute("update pgqueue.api_keys set expires_at = clock_timestamp() where name = 'old'")
     problem(api.get("/jobs", headers=bearer(expired)), 401, "unauthenticated")
     # With no key in force, the API is closed, not open.
     api.delete("/admin/keys/root", headers=bearer(admin))

@@ -131,7 +131,7 @@ def test_one_worker_on_the_embedded_database_is_no_error(database: str, connecti
         hurry(connection)
         _evaluate(database, one_machine=True)
     told = [(entry["log_level"], entry["summary"], "advice" in entry) for entry in logged if entry["event"] == "alert"]
-    assert told == [("warning", "1 live worker", True), ("error", "0 live workers", False)]
+    assert told == [("warning", "1 live worker, 2 wanted", True), ("error", "0 live workers, 2 wanted", False)]
 
 
 def _evaluate(database: str, *, one_machine: bool = False) -> None:

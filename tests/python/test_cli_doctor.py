@@ -146,12 +146,12 @@ def test_one_worker_alone_is_a_warning_and_none_a_problem(pgqueue: Invoke, conne
         return [row for row in rows if row.found.startswith("Worker")]
 
     assert sorted((row.found, row.level) for row in few()) == [
-        ("WorkerCountLow: 1 live worker", "warning"),
-        ("WorkerDown: 1 live worker", "warning"),
+        ("WorkerCountLow: 1 live worker, 2 wanted", "warning"),
+        ("WorkerDown: 1 live worker, 2 wanted", "warning"),
     ]
     assert all("pgqueue worker MODULE:APP" in (row.advice or "") for row in few())
     connection.execute("delete from pgqueue.workers")
-    assert ("problem", "WorkerDown: 0 live workers") in [row[1:3] for row in few()]
+    assert ("problem", "WorkerDown: 0 live workers, 2 wanted") in [row[1:3] for row in few()]
 
 
 def test_each_alert_has_its_advice(connection: Connection) -> None:

@@ -88,6 +88,7 @@ def test_the_database_and_python_refuse_the_same(q: Verbs) -> None:
     ({"cron": "0 0 30 2 *"}, "cron", "never fires"), ({"cron": ""}, "cron", "0 fields"),
     ({"timezone": "Mars/Olympus"}, "timezone", "not known"),
     ({"timezone": "europe/berlin"}, "timezone", "Europe/Berlin?"),
+    ({"timezone": "posix/Europe/Berlin"}, "timezone", "perhaps Europe/Berlin?"),
     ({"timezone": "EST5EDT4"}, "timezone", "not known"), ({"timezone": "+01:00"}, "timezone", "not known"),
     ({"timezone": ""}, "timezone", "not known"),
 ])  # fmt: skip

@@ -222,6 +222,30 @@ def test_alerts_become_jobs_for_webhooks(calm: Verbs) -> None:
     assert all(one["body"]["state"] == "firing" for one in sent)
 
 
+def test_webhooks_that_fail_raise_no_alerts(calm: Verbs) -> None:
+    calm.session.execute("update pgqueue.alert_rules set threshold = 0 where alert in ('DeadLettersHigh', 'DLQBreach')")
+    kill_by_failing(calm, calm.insert(job_type="pgqueue.webhook", queue="ops"), "ops")
+    count(calm, {"queue": "ops", "job_type": "pgqueue.webhook", "failed": 9, "dead_letter": 1})
+    tick(calm, seconds=10)
+    assert alerts(calm) == {}
+    kill_by_failing(calm, calm.insert(queue="ops"), "ops")
+    count(calm, {"queue": "ops", "failed": 1})
+    tick(calm, seconds=10)
+    found = alerts(calm)
+    assert found.keys() >= {"JobsFailedHigh", "DeadLettersHigh", "DLQBreach"}
+    assert found["JobsFailedHigh"].summary == 'queue "ops": 1 of 1 attempts failed in a minute'
+    assert found["DLQBreach"].value == 1
+
+
+def test_summaries_say_what_people_read(calm: Verbs) -> None:
+    calm.insert()
+    calm.session.execute("update pgqueue.workers set status = 'draining' where worker_id = %s", [uuid.UUID(int=1)])
+    assert alerts(calm)["WorkerCountLow"].summary == "1 live worker, 2 wanted"
+    calm.advance(seconds=1636)
+    lively(calm)
+    assert alerts(calm)["StuckJobs"].summary == 'queue "default": the oldest pending job has waited for 27 min'
+
+
 def test_only_web_addresses_are_webhooks(q: Verbs) -> None:
     with pytest.raises(psycopg.errors.CheckViolation):
         q.session.execute("insert into pgqueue.alert_webhooks (url) values ('file:///etc/passwd')")
