@@ -40,6 +40,9 @@ def api_of(request: AnyRequest) -> Api:
 async def read_body(request: AnyRequest, decoder: "msgspec.json.Decoder[T]") -> T:
     """Return the body of a request; raises UnsupportedMedia, MalformedJson, Invalid."""
     body = await request.body()
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnsupportedMedia(f"the body is encoded as {encoding[:40]!r}; send it as it is, without Content-Encoding")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMedia(f"the body is sent as {kind or 'nothing'!r}; send Content-Type: application/json")

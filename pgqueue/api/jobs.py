@@ -184,7 +184,8 @@ async def list_jobs(
     """List jobs, the newest first.
 
     Values of payloads under keys such as `password` are not shown, and payloads above 16 KiB are left out; a job asked
-    for alone has all of it.
+    for alone has all of it. A page with filters looks at so many jobs at most: it may be short or empty though more
+    match, and `next_cursor` leads on; the list is at its end when that is null.
     """
     return answer(
         await job_page(

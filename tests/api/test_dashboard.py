@@ -1,6 +1,8 @@
 """The dashboard without a browser: which jobs its forms act on, and what it says where there is nothing."""
 
+import html
 import re
+import uuid
 from typing import Any
 from urllib.parse import quote
 
@@ -8,6 +10,7 @@ import httpx
 import psycopg
 import pytest
 
+from pgqueue import calls_rest
 from tests.api.conftest import Api
 
 Connection = psycopg.Connection[Any]
@@ -48,3 +51,24 @@ def test_an_unknown_address_of_the_dashboard_is_a_page(api: Api, path: str) -> N
     assert answer.headers["content-type"].startswith("text/html")
     assert "No such page" in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(("page", "status"), [("jobs", "completed"), ("dead-letters", "dead_letter")])
+def test_a_list_that_found_nothing_yet_leads_on(
+    api: Api, connection: Connection, monkeypatch: pytest.MonkeyPatch, page: str, status: str
+) -> None:
+    monkeypatch.setattr(calls_rest, "LOOKED_AT", 5)
+    connection.execute("insert into pgqueue.jobs (job_type) values ('old')")
+    connection.execute("insert into pgqueue.jobs (job_type) select 'new' from generate_series(1, 5)")
+    worker = uuid.uuid4()
+    connection.execute("select pgqueue.claim(%s, null, 6)", [worker])
+    ended = {
+        "completed": "select pgqueue.complete(%s, array_agg(job_id), array_agg(attempts), null) from pgqueue.jobs",
+        "dead_letter": 'select pgqueue.fail(%s, job_id, attempts, \'{"message": "no"}\', false) from pgqueue.jobs',
+    }
+    connection.execute(ended[status], [worker])
+    shown = api.get(f"/dashboard/{page}?status={status}&type=old").text
+    assert "No job matches" not in shown
+    assert "No dead letter matches" not in shown
+    (onward,) = re.findall(r'<a href="([^"]*)">Look further</a>', shown)
+    assert ">old</a>" in api.get(html.unescape(onward)).text

@@ -1,5 +1,6 @@
 """/jobs: enqueue, look, wait, cancel."""
 
+import gzip
 import threading
 import time
 import uuid
@@ -187,6 +188,14 @@ def test_bodies_must_be_sent_as_json(api: Api) -> None:
         "/jobs", content=b'{"type": "a"}', headers={"Content-Type": "application/vnd.x+json; charset=utf-8"}
     )
     assert answer.status_code == 201
+
+
+def test_an_encoded_body_is_refused_by_the_name_of_its_encoding(api: Api) -> None:
+    body = gzip.compress(b'{"type": "a"}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert (
+        "'gzip'" in problem(api.post("/jobs", content=body, headers=headers), 415, "unsupported-media-type")["detail"]
+    )
 
 
 def test_a_batch_is_all_or_nothing(api: Api) -> None:
