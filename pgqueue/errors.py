@@ -169,6 +169,12 @@ class DatabaseUnavailable(DatabaseError):
     default_retry_after = 1.0
 
 
+class DatabaseReadOnly(DatabaseUnavailable):
+    """The database takes no writes, as a standby that was not promoted does."""
+
+    title = "The database takes no writes"
+
+
 class DatabaseConflict(DatabaseUnavailable):
     """A deadlock or serialization failure: nothing was changed, the same call may be made again."""
 
@@ -278,7 +284,7 @@ _BY_SQLSTATE: dict[str, type[PgqueueError]] = {
     "23505": DuplicateJob,
     "23514": InvalidJob,
     "23502": InvalidJob,
-    "25006": DatabaseUnavailable,
+    "25006": DatabaseReadOnly,
     "3F000": SchemaOutdated,
     "40001": DatabaseConflict,
     "40P01": DatabaseConflict,

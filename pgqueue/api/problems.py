@@ -15,6 +15,7 @@ from pgqueue.api.headers import request_id, strict_headers
 from pgqueue.errors import (
     DatabaseConflict,
     DatabaseError,
+    DatabaseReadOnly,
     DatabaseUnavailable,
     PgqueueError,
     SchemaOutdated,
@@ -159,6 +160,7 @@ _SAID_INSTEAD: Final[tuple[tuple[type[PgqueueError], str], ...]] = (
         SchemaOutdated,
         "the schema in the database is missing or of another version; an operator must run pgqueue migrate",
     ),
+    (DatabaseReadOnly, "the database takes no writes now; nothing was done"),
     (DatabaseUnavailable, "the database cannot be reached or does not answer; nothing is known to have been done"),
     (DatabaseError, "the database refused the request for a reason that is not the client's"),
 )

@@ -1,8 +1,11 @@
 """What a request is refused for is named: which rule, and where in the body or the query."""
 
+from typing import Any
+
+import psycopg
 import pytest
 
-from tests.api.conftest import Api
+from tests.api.conftest import Api, MakeApi
 from tests.api.problems import problem
 
 JSON = {"Content-Type": "application/json"}
@@ -53,3 +56,10 @@ def test_escapes_of_text_that_can_be_stored_are_taken(api: Api) -> None:
 def test_weights_that_are_all_nothing_are_pointed_at(api: Api) -> None:
     said = problem(api.patch("/admin/queues/q", json={"weights": [0, 0, 0, 0]}), 422, "invalid-request")
     assert said["errors"] == [{"detail": "must not all be 0", "pointer": "/weights"}]
+
+
+def test_a_database_that_takes_no_writes_is_said(make_api: MakeApi, connection: psycopg.Connection[Any]) -> None:
+    connection.execute(f"alter database {connection.info.dbname} set default_transaction_read_only = on")
+    refused = problem(make_api(maintenance=False).post("/jobs", json={"type": "a"}), 503, "database-unavailable")
+    assert "takes no writes" in refused["detail"]
+    assert "reached" not in refused["title"]

@@ -21,7 +21,7 @@ from pgqueue.api.dashboard import charts, words
 from pgqueue.api.exchange import AnyRequest, api_of
 from pgqueue.api.headers import request_id
 from pgqueue.api.problems import NotFound, Unauthenticated
-from pgqueue.errors import DatabaseError, DatabaseUnavailable, PgqueueError, SchemaOutdated
+from pgqueue.errors import DatabaseError, DatabaseReadOnly, DatabaseUnavailable, PgqueueError, SchemaOutdated
 from pgqueue.log import logger
 
 _log: Final = logger("pgqueue.api.dashboard")
@@ -50,6 +50,7 @@ _PAGES: Final = (
 )
 _SAID_INSTEAD: Final[tuple[tuple[type[PgqueueError], str], ...]] = (
     (SchemaOutdated, "The schema in the database is missing or of another version: run pgqueue migrate."),
+    (DatabaseReadOnly, "The database takes no writes now. This page tries again by itself."),
     (DatabaseUnavailable, "The database cannot be reached or does not answer. This page tries again by itself."),
     (DatabaseError, "The database refused this. The server's log says why."),
 )
