@@ -152,11 +152,21 @@ async def schedule_views(api: Api, name: str | None = None) -> list[ScheduleView
     views = [_view(row) for row in await api.call(calls_rest.SCHEDULE_ROWS, name=name)]
     for view in views:
         view.words = _words(view)
+        if view.next_run_at is None and view.enabled and view.last_error is None:
+            # The scheduler has not seen it yet, and will reckon alike.
+            view.next_run_at = _next_run(view)
         for field in ("next_run_at", "last_run_at"):
             moment: Any = getattr(view, field)
             if moment is not None:
                 setattr(view, field, moment.astimezone(UTC))
     return views
+
+
+def _next_run(view: ScheduleView) -> datetime | None:
+    try:
+        return Cron(view.cron, view.timezone).next(datetime.now(UTC))
+    except (InvalidJob, ValueError, OverflowError):
+        return None
 
 
 def _words(view: ScheduleView) -> str | None:

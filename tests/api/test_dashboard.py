@@ -48,7 +48,7 @@ def test_all_that_match_are_those_of_the_name_as_it_is(api: Api, connection: Con
 def test_an_unknown_address_of_the_dashboard_is_a_page(api: Api, path: str) -> None:
     answer = api.get(path, headers=BROWSER)
     assert answer.status_code == 404
-    assert answer.headers["content-type"].startswith("text/html")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "No such page" in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 

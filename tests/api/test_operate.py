@@ -1,6 +1,7 @@
 """Queues, dead letters, schedules, workers, statistics, health."""
 
 import uuid
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -166,6 +167,14 @@ def test_a_paused_queue_gives_nothing_and_takes_all(api: Api) -> None:
     assert api.post("/admin/queues/q/pause").json()["changed"] is False
     api.post("/admin/queues/q/resume")
     assert len(api.post("/leases/claim", json={"worker_id": worker, "queues": ["q"]}).json()["jobs"]) == 1
+
+
+def test_the_next_run_is_told_though_no_scheduler_has_seen_the_schedule(api: Api) -> None:
+    asked = {"cron": "30 2 * * *", "job_type": "report"}
+    made = api.put("/schedules/nightly", json=asked).json()
+    assert made["next_run_at"].endswith("T02:30:00Z")
+    assert timedelta(0) < datetime.fromisoformat(made["next_run_at"]) - datetime.now(UTC) <= timedelta(days=1)
+    assert api.put("/schedules/nightly", json={**asked, "enabled": False}).json()["next_run_at"] is None
 
 
 def test_schedules_are_made_replaced_run_previewed_and_deleted(api: Api, connection: psycopg.Connection[Any]) -> None:

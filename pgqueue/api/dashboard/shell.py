@@ -90,9 +90,7 @@ def html(
             **values,
         )
     )
-    answer = Response(
-        text.encode("utf-8", "replace"), status_code=status, media_type="text/html; charset=utf-8", headers=_HEADERS
-    )
+    answer = Response(text.encode("utf-8", "replace"), status_code=status, media_type="text/html", headers=_HEADERS)
     if flash is not None:
         answer.set_cookie(_flash_cookie(request, "", 0))
     return answer
@@ -100,7 +98,7 @@ def html(
 
 def redirect(to: str) -> Response[Any]:
     """Lead on to a page of ours."""
-    return Response(b"", status_code=303, headers={**_HEADERS, "Location": to}, media_type="text/html; charset=utf-8")
+    return Response(b"", status_code=303, headers={**_HEADERS, "Location": to}, media_type="text/html")
 
 
 def done(request: AnyRequest, to: str, said: str, kind: str = "good") -> Response[Any]:
@@ -197,7 +195,7 @@ def asset(release: FromPath[str], name: FromPath[str]) -> Response[bytes]:
         raise NotFound("there is no such file")
     lasts = "public, max-age=31536000, immutable" if release == _assets_version() else "no-cache"
     kind = _KINDS[Path(name).suffix]
-    return Response(found, media_type=f"{kind}; charset=utf-8", headers={"Cache-Control": lasts})
+    return Response(found, media_type=kind, headers={"Cache-Control": lasts})
 
 
 # What went wrong ------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def exact(value: datetime | str | None) -> Markup:
     if at is None:
         return Markup('<span class="faint">\u2013</span>')
     said = at.strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03d}"
-    return Markup('<time datetime="{}" title="UTC">{}</time>').format(at.isoformat(), said)
+    return Markup('<time datetime="{}">{} <span class="faint">UTC</span></time>').format(at.isoformat(), said)
 
 
 def number(value: float | None) -> str:
