@@ -51,9 +51,6 @@ create function pgqueue.create_key(name text, sha256 bytea, prefix text, scopes 
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 begin
-  if create_key.expires_at <= pgqueue.clock() then
-    raise exception 'expires_at is %; it must lie in the future', create_key.expires_at using errcode = 'PQ422', column = 'expires_at';
-  end if;
   insert into pgqueue.api_keys (name, sha256, prefix, scopes, rate, expires_at)
     values (create_key.name, create_key.sha256, create_key.prefix, create_key.scopes, create_key.rate, create_key.expires_at);
   perform pgqueue.note('create_key', create_key.name, null,

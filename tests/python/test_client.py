@@ -414,6 +414,7 @@ def test_connections_that_were_cut_are_replaced_without_an_error(app: App, conne
     def cut() -> None:
         connection.execute(
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'pgqueue'"
+            " and datname = current_database()"
         )
 
     app.enqueue_sync("t")
@@ -460,9 +461,10 @@ def test_callers_that_go_away_leave_no_seat_taken(database: str, connection: Ses
 
     with make_app(database, pool_size=4) as app:
         asyncio.run(asyncio.wait_for(hammer(app), 60))
-        busy = "select count(*) from pg_stat_activity where application_name = 'pgqueue' and state <> 'idle'"
+        ours = "from pg_stat_activity where application_name = 'pgqueue' and datname = current_database()"
+        busy = f"select count(*) {ours} and state <> 'idle'"
         assert connection.execute(busy).fetchone() == (0,)
-        seats = "select count(*) <= 4 from pg_stat_activity where application_name = 'pgqueue'"
+        seats = f"select count(*) <= 4 {ours}"
         # The server takes a moment to see that a connection given up for dead was closed.
         assert eventually(lambda: connection.execute(seats).fetchone() == (True,))
 

@@ -55,7 +55,8 @@ async def listener():
     told = asyncio.Queue()
     made = Listener(DSN, Settings(poll_interval=0.1), ["c"], lambda *notice: told.put_nowait(notice))
     running = asyncio.create_task(made.run())
-    cut = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pgqueue listener'"
+    cut = """select pg_terminate_backend(pid) from pg_stat_activity
+              where application_name = 'pgqueue listener' and datname = current_database()"""
     with psycopg.connect(DSN, autocommit=True) as connection:
         for _ in range(10):
             async with asyncio.timeout(20):

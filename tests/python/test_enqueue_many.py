@@ -321,6 +321,7 @@ def test_a_part_is_made_while_the_one_before_is_stored(app: App, connect: Connec
 
 def waits(watcher: Any) -> bool:
     (waiting,) = watcher.execute(
-        "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%enqueue_rows%')"
+        """select exists (select from pg_stat_activity where datname = current_database()
+             and wait_event_type = 'Lock' and query like '%enqueue_rows%')"""
     ).fetchone()
     return bool(waiting)

@@ -116,9 +116,8 @@ def test_who_is_busy_without_a_break_leaves_the_list(database: str, connection: 
 
 
 def test_a_claim_that_was_held_up_once_delays_none_after_it(database: str, connection: Session) -> None:
-    held_up = (
-        "select count(*) from pg_stat_activity where application_name = 'pgqueue worker' and wait_event_type = 'Lock'"
-    )
+    held_up = """select count(*) from pg_stat_activity where application_name = 'pgqueue worker'
+                   and datname = current_database() and wait_event_type = 'Lock'"""
     with make_app(database, wake="poll", poll_interval=0.1) as app:
         app.task("t")(lambda: None)
         with worker_of(app, maintenance=False), psycopg.connect(database) as holder:

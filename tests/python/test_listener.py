@@ -16,7 +16,8 @@ from pgqueue.settings import Settings
 from tests.python.running import make_app, worker_of
 
 Session = psycopg.Connection[Any]
-CUT = "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'pgqueue listener'"
+CUT = """select pg_terminate_backend(pid, 5000) from pg_stat_activity
+          where application_name = 'pgqueue listener' and datname = current_database()"""
 
 
 def test_bells_are_heard_and_a_cut_is_told(database: str, connection: Session) -> None:
