@@ -59,7 +59,7 @@ exception when unique_violation then
   raise exception 'there is a key "%"', create_key.name
     using errcode = 'PQ409', hint = 'Names of revoked keys are not free: they stand in the audit.';
 end $$;
-comment on function pgqueue.create_key is 'Stores the hash of a new API key, with a row in the audit. Errors: PQ409 when the name is taken, PQ422.';
+comment on function pgqueue.create_key is 'Stores the hash of a new API key, with a row in the audit. Error: PQ409 when the name is taken.';
 
 create function pgqueue.revoke_key(name text) returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp
