@@ -31,7 +31,7 @@ from pgqueue.tracing import running, traced
 MESSAGE_BYTES: Final = 8000
 TRACEBACK_BYTES: Final = 22000
 _FRAMES: Final = 60
-#: Seconds from the claim within which a job is begun or not at all: after a stall others may have been given it.
+#: Seconds from when it came here within which a job is begun or not at all: others may have been given it since.
 BEGIN_WITHIN: Final = 5.0
 _OURS: Final = (__file__, middleware.__file__)
 
@@ -104,6 +104,8 @@ Outcome: TypeAlias = Completed | Failed | Snoozed | Throttled | Cancelled | Rele
 NOTHING: Final = Completed()
 UNBEGUN: Final = Released(started=False)
 SETTLED: Final = Settled()
+#: It was too late to begin. The heartbeat, and it alone, gives such a job back: the next attempt has the same number.
+LATE: Final = Settled("pending")
 
 
 class Concluding(Protocol):
@@ -130,13 +132,13 @@ class _Course(msgspec.Struct, eq=False, kw_only=True):
 class Attempt(_Course, eq=False):
     """One run of a task for a job. `run` in a thread or process, `run_async` in an event loop; neither ever raises.
 
-    `claimed_at` is when the claim was sent, by time.monotonic(), so that a lease is never thought longer than it is.
+    `admitted_at` is when the job came here, by time.monotonic().
     """
 
     claimed: ClaimedJob
     task: Task[Any, Any]
     services: Services | None = None
-    claimed_at: float = math.inf
+    admitted_at: float = math.inf
 
     @property
     def job(self) -> Job:
@@ -148,9 +150,11 @@ class Attempt(_Course, eq=False):
 
     def run(self, loop: asyncio.AbstractEventLoop | None = None) -> Outcome:
         """Run a sync task here and now; its async middlewares run in `loop`, which another thread has."""
-        if self.late():
-            return UNBEGUN
+        # In this order: whoever saw that it had not begun knows that it will not.
         self.began = time.monotonic()
+        if self.late():
+            self.began = 0.0
+            return LATE
         try:
             if self._alone():
                 return self._returned(self._call())
@@ -162,10 +166,9 @@ class Attempt(_Course, eq=False):
     async def run_async(self) -> Outcome:
         """Run an async task within the present asyncio task."""
         self.began = time.monotonic()
-        if self.began - self.claimed_at > BEGIN_WITHIN:
+        if self.late():
             self.began = 0.0
-            self.outcome = UNBEGUN
-            return UNBEGUN
+            return LATE
         outcome: Outcome
         try:
             if self._alone():
@@ -192,7 +195,7 @@ class Attempt(_Course, eq=False):
 
     def late(self) -> bool:
         """Say whether it is too late to begin."""
-        return time.monotonic() - self.claimed_at > BEGIN_WITHIN
+        return time.monotonic() - self.admitted_at > BEGIN_WITHIN
 
     def elapsed(self) -> float:
         """Return the seconds since it began; 0 before."""

@@ -237,6 +237,8 @@ class Claimer:
                 if not buffer or len(running) >= concurrency:
                     break
                 held = buffer.popleft()
+                if held.given_back:
+                    continue
                 if held.stop is None:
                     executor.start(held)
                 else:
@@ -251,6 +253,9 @@ class Claimer:
     def _give_back(self, chosen: Callable[[Held], bool]) -> None:
         for _ in range(len(self._buffer)):
             held = self._buffer.popleft()
+            if held.late():
+                # The heartbeat's: two who give a job back would hit its next attempt.
+                continue
             if chosen(held):
                 held.outcome = UNBEGUN
                 self._finisher.add(held, held.outcome)

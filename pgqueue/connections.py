@@ -200,10 +200,9 @@ class SyncPool:
             if self._reset is not None and _usable(connection):
                 with _deadlines.within(self._settings.statement_limit, connection, "reset"):
                     connection.execute(self._reset.encode(), prepare=False)
-        except BaseException as exc:
+        except BaseException:
+            # What was done with it is done, also where whoever waits for this is told to stop.
             hang_up(connection)
-            if not isinstance(exc, (PgqueueError, psycopg.Error)):
-                raise
             return
         self._shelf.put(connection, fault)
 
@@ -267,10 +266,9 @@ class AsyncPool:
             if self._reset is not None and _usable(connection):
                 with answered_within(self._settings.statement_limit, connection, "reset"):
                     await connection.execute(self._reset.encode(), prepare=False)
-        except BaseException as exc:
+        except BaseException:
+            # What was done with it is done, also where whoever waits for this is told to stop.
             hang_up(connection)
-            if not isinstance(exc, (PgqueueError, psycopg.Error)):
-                raise
             return
         self._shelf.put(connection, fault)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pgqueue.attempt import SETTLED, UNBEGUN, Outcome, Released, Stop
+from pgqueue.attempt import LATE, SETTLED, Outcome, Released, Stop
 from pgqueue.held import Held
 from pgqueue.job import Job
 from pgqueue.log import logger
@@ -124,8 +124,11 @@ class Executor:
             self._made_processes.close()
 
     def _ended_in_loop(self, held: Held, task: "asyncio.Task[Outcome]") -> None:
-        # One that was cancelled before it began has no outcome.
-        self._ended(held, held.outcome or held.raised(asyncio.CancelledError()))
+        # One that did not begin has no outcome.
+        outcome = held.outcome
+        if outcome is None:
+            outcome = held.raised(asyncio.CancelledError()) if task.cancelled() else task.result()
+        self._ended(held, outcome)
 
     @property
     def _processes(self) -> "Processes":
@@ -141,7 +144,7 @@ class Executor:
         if not held.task.options.process:
             outcome = held.run(self._loop)
         elif held.late():
-            outcome = UNBEGUN
+            outcome = LATE
         else:
             outcome = self._processes.run(held)
         if held.tx is not None:

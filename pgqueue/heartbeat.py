@@ -18,9 +18,13 @@ from pgqueue.wire import IntArray, UuidArray
 
 #: A lease is renewed once so much of it is left.
 _RENEW_AT: Final = 0.5
+#: Seconds that an attempt may take where neither its job nor its queue says.
+DEFAULT_TIMEOUT: Final = 900.0
 _SEEN_EVERY: Final = 10.0
 _COUNTED_EVERY: Final = 5.0
 _SHORTEST: Final = 0.05
+#: Seconds past its timeout after which the sweep ends an attempt that its worker did not end.
+_BEYOND: Final = 10.0
 #: Later than what may still begin.
 _RELEASE_AFTER: Final = BEGIN_WITHIN + 1.0
 _LONGEST: Final = 1.0
@@ -47,10 +51,12 @@ class Heartbeat(Service):
         sender: Sender,
         membership: Membership | None = None,
         alike: Callable[[int], None] = lambda count: None,
+        given_back: Callable[[bytes, int], None] = lambda key, attempt: None,
     ) -> None:
         """Share the worker's dict of held jobs; `life` gives the parameters of worker_seen and of worker_started.
 
-        `alike(count)` is told how many live workers take the same jobs as this one, itself included.
+        `alike(count)` is told how many live workers take the same jobs as this one, itself included;
+        `given_back(key, attempt)` of each job that waited here in vain and is pending again.
         """
         super().__init__()
         self._link = Link(dsn, settings, "pgqueue heartbeat")
@@ -65,6 +71,7 @@ class Heartbeat(Service):
         self._sender = sender
         self._membership = membership
         self._alike = alike
+        self._given_back = given_back
         self._seen_every = _SEEN_EVERY if membership is None else SIGN_EVERY
         self._counted_at = 0.0
         self._cancels_at = 0.0
@@ -104,7 +111,7 @@ class Heartbeat(Service):
 
     async def _release(self, held: list[Held], now: float) -> None:
         """Give back what waits here behind a task that blocks the event loop."""
-        old = [one for one in held if now - one.claimed_at > _RELEASE_AFTER]
+        old = [one for one in held if now - one.admitted_at > _RELEASE_AFTER and not one.given_back]
         late = [one for one in old if one.unbegun and one.stop is not Stop.LOST]
         if not late:
             return
@@ -116,10 +123,11 @@ class Heartbeat(Service):
             started=False,
         )
         for one in late:
-            one.stop = Stop.LOST
+            one.given_back = True
+            self._given_back(one.key, one.number)
 
     async def _renew(self, held: list[Held], now: float) -> None:
-        due = [one for one in held if one.lease_left(now) < one.lease * _RENEW_AT]
+        due = [one for one in held if one.lease_left(now) < one.lease * _RENEW_AT or self._overdue(one, now)]
         if not due:
             return
         asked_at = time.monotonic()
@@ -137,6 +145,9 @@ class Heartbeat(Service):
             if lost is not None and lost.number == beat.attempt and lost.began and lost.outcome is None:
                 # If the sweep has ended it for its timeout, its retry waits for it.
                 self.on_hold[lost] = now - HOLD
+                # It may have ended, and been settled, in between.
+                if self._held.get(beat.job_id) is not lost:
+                    self.let_go.append(lost)
             self._told(beat.job_id, beat.attempt, beat.reason)
 
     async def _ask_for_cancels(self, held: list[Held], now: float) -> None:
@@ -197,6 +208,16 @@ class Heartbeat(Service):
     async def _divide(self, held: list[Held], now: float) -> None:
         if self._membership is not None:
             await self._membership.step(self._link)
+
+    def _overdue(self, one: Held, now: float) -> bool:
+        """Say whether the sweep may have ended an attempt that still runs, and is to be asked again."""
+        asked_at = one.renewed_at or one.claimed_at
+        if not one.began or one.outcome is not None or now - asked_at < _BEYOND:
+            return False
+        # A task that blocks the event loop from its first step has no timeout yet.
+        given = one.claimed.timeout_ms
+        limit = self.timeouts.get(one.claimed.queue, DEFAULT_TIMEOUT) if given is None else given / 1000
+        return now - one.began > limit + _BEYOND
 
     async def close(self) -> None:
         """Hang up."""

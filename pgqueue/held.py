@@ -11,10 +11,13 @@ _MICROSECONDS: Final = 1e-6
 class Held(Attempt, eq=False):
     """An attempt under a lease. Times are of time.monotonic(), in seconds.
 
+    claimed_at   when the claim was sent, so that the lease is never thought longer than it is
     renewed_at   when the lease was last renewed; 0.0: not since the claim
-    deadline     when the run is to be stopped
+    deadline     when the run is to be stopped; 0.0: nothing has been told to run it
+    given_back   the heartbeat gave it back unbegun
     """
 
+    claimed_at: float = 0.0
     renewed_at: float = 0.0
     deadline: float = 0.0
     asyncio_task: "asyncio.Task[Outcome] | None" = None
@@ -22,6 +25,7 @@ class Held(Attempt, eq=False):
     process: Any = None
     abandoned: bool = False
     took: float = 0.0
+    given_back: bool = False
 
     @property
     def key(self) -> bytes:

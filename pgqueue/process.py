@@ -7,10 +7,11 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, Protocol, TypeVar
 
-from pgqueue.errors import PgqueueError
+from pgqueue.errors import ConfigError, PgqueueError
 from pgqueue.log import logger
 from pgqueue.settings import Settings
 from pgqueue.supervisor import when_orphaned
@@ -63,6 +64,11 @@ def run_process(worker: Program) -> int:
     _collect_less()
     previous = {number: signal.signal(number, ending) for number in _SIGNALS} if _in_main_thread() else {}
     try:
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise ConfigError(
+                "a worker that owns its process cannot run within an event loop: await app.worker().run()"
+            )
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             run_through(runner.get_loop(), worker.run())
     except PgqueueError as exc:
@@ -87,7 +93,7 @@ def run_through(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -
         try:
             return loop.run_until_complete(running)
         except (SystemExit, KeyboardInterrupt, RuntimeError) as exc:
-            if running.done():
+            if running.done() or loop.is_closed():
                 raise
             # What a task started, such as a subtask or a callback, raises this past the task, or has stopped the loop.
             _log.error("a task tried to end the process; it goes on", error=f"{type(exc).__name__}: {exc}")

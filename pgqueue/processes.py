@@ -54,15 +54,16 @@ class Child:
 
     def kill(self) -> None:
         """End it at once, with what it has started."""
-        if not _GROUPS:
-            self.process.kill()
-        elif self.alive:
-            os.killpg(self.process.pid, signal.SIGKILL)
+        # Nobody has waited for it yet, so its number is still its group's.
+        if _GROUPS and self.process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
 
     def close(self) -> int:
-        """End it if it still lives, and return its exit code."""
+        """End it if it still lives, with what it has started, and return its exit code."""
         self.pipe.close()
-        self.process.kill()
+        self.kill()
         os.close(self._lifeline)
         return self.process.wait()
 

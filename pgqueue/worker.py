@@ -14,14 +14,14 @@ from uuid import UUID, uuid4
 
 import pgqueue
 from pgqueue import calls
-from pgqueue.attempt import UNBEGUN, Completed, Failed, Outcome, Released, Stop, Throttled
+from pgqueue.attempt import LATE, UNBEGUN, Completed, Failed, Outcome, Released, Stop, Throttled
 from pgqueue.claimer import Claimer
 from pgqueue.connections import Link
 from pgqueue.counts import Counts, Sender
 from pgqueue.errors import ConfigError, DatabaseUnavailable, PgqueueError, SchemaOutdated
 from pgqueue.executor import Executor
 from pgqueue.finisher import Finisher
-from pgqueue.heartbeat import Heartbeat
+from pgqueue.heartbeat import DEFAULT_TIMEOUT, Heartbeat
 from pgqueue.held import Held
 from pgqueue.idling import Idling
 from pgqueue.job import ClaimedJob, priority_number
@@ -34,7 +34,6 @@ from pgqueue.tasks import Tasks
 from pgqueue.transactions import JobServices
 
 _log: Final = logger("pgqueue.worker")
-DEFAULT_TIMEOUT: Final = 900.0
 #: Up to so many workers that take the same jobs look for lost bells and sweep each as if alone; more do it less often.
 ALONE: Final = 10
 CROWD_AT_MOST: Final = 20.0
@@ -107,6 +106,7 @@ class Worker:
             self._sender,
             self._membership,
             self._crowded,
+            self._given_back,
         )
         self._cancels: dict[bytes, float] = {}
         self._stop = asyncio.Event()
@@ -281,13 +281,14 @@ class Worker:
         part = self._spawn(work)
 
         def ended(part: "asyncio.Task[None]") -> None:
-            if not self._stop.is_set():
-                self._broken(name, asyncio.CancelledError() if part.cancelled() else part.exception())
+            self._broken(name, asyncio.CancelledError() if part.cancelled() else part.exception())
 
         part.add_done_callback(ended)
         return part
 
     def _broken(self, part: str, exc: BaseException | None) -> None:
+        if self._stop.is_set():
+            return
         self.fault = PgqueueError(f"the {part} ended ({exc!r}); the process ends, to be started anew")
         self._stop.set()
 
@@ -315,11 +316,11 @@ class Worker:
 
     def _admit(self, rows: Sequence[ClaimedJob], claimed_at: float) -> list[Held]:
         known, services, cancels = self.held, self._services, self._cancels
-        task, some = self._tasks[rows[0].job_type], []
+        task, some, now = self._tasks[rows[0].job_type], [], time.monotonic()
         for row in rows:
             if row.job_type != task.name:
                 task = self._tasks[row.job_type]
-            held = Held(row, task, services, claimed_at)
+            held = Held(row, task, services, now, claimed_at)
             key = row.job_id
             if key in known:
                 self._executor.stop(known[key], Stop.LOST)
@@ -339,6 +340,9 @@ class Worker:
             self._stop.set()
 
     def _ended(self, held: Held, outcome: Outcome) -> None:
+        if outcome is LATE:
+            self._left(held)
+            return
         held.outcome = outcome
         duration = None
         if held.began:
@@ -357,12 +361,27 @@ class Worker:
             self.counts["failed"] += 1
         elif isinstance(outcome, Throttled):
             self._claimer.give_back_type(held.task)
-        elif outcome == UNBEGUN:
-            self.counts["processed"] -= 1
         if len(self._executor.abandoned) > max(16, 2 * self.concurrency) and not self.recycle:
             _log.error("too many threads did not stop when told to; this process starts anew")
             self.recycle = True
             self._stop.set()
+
+    def _left(self, held: Held) -> None:
+        """Leave a job that was too late to begin to the heartbeat."""
+        held.deadline = 0.0
+        self._heartbeat.nudge()
+        self._claimer.ended(None)
+        if self._draining and not self._executor.running:
+            self._quiet.set()
+
+    def _given_back(self, key: bytes, attempt: int) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._gone_back, key, attempt)
+
+    def _gone_back(self, key: bytes, attempt: int) -> None:
+        held = self.held.get(key)
+        if held is not None and held.given_back and held.number == attempt:
+            self._settled([held], "pending")
 
     def _settled(self, some: Sequence[Held], status: str | None) -> None:
         known = self.held

@@ -1275,13 +1275,13 @@ begin
   insert into pgqueue.token_buckets (bucket, tokens, filled_at) values (name, per_second, clock_timestamp()) on conflict do nothing;
   select t.* into b from pgqueue.token_buckets t where t.bucket = name for update;
   now_is := clock_timestamp();
-  b.tokens := least(per_second, b.tokens + greatest(extract(epoch from now_is - b.filled_at), 0) * per_second);
+  b.tokens := least(per_second, greatest(b.tokens, -60.0 * per_second) + greatest(extract(epoch from now_is - b.filled_at), 0) * per_second);
   if b.tokens < 1 and not pgqueue.was_let_in(name) then
     raise exception 'queue "%" takes % jobs a second', queue, per_second
       using errcode = 'PQ429', detail = format('retry after %s s', round(((1 - b.tokens) / per_second)::numeric, 3)),
             hint = 'Retry later, or raise rate_per_second in pgqueue.queues.';
   end if;
-  update pgqueue.token_buckets t set tokens = greatest(b.tokens - jobs, -60.0 * per_second), filled_at = now_is where t.bucket = name;
+  update pgqueue.token_buckets t set tokens = b.tokens - jobs, filled_at = now_is where t.bucket = name;
   perform pgqueue.let_in(name);
 end $$;
 comment on function pgqueue.take_rate(text, integer, bigint) is 'Holds a queue to its rate_per_second (PQ429).';
@@ -2718,7 +2718,13 @@ create function pgqueue.hold_retry(worker_id uuid, job_ids uuid[], attempts int[
 begin
   -- Only the worker that failed the attempt, and only while nobody has begun another.
   return query
-    update pgqueue.jobs_live j set due_at = pgqueue.clock() + hold_retry.delay, ordering_key = j.ordering_key
+    update pgqueue.jobs_live j
+       set ordering_key = j.ordering_key, updated_at = pgqueue.clock(),
+           -- A backoff that lasts longer stays; and the sweep ends a job that has been failed for failed_ttl.
+           due_at = case when hold_retry.delay > interval '0' then greatest(j.due_at, pgqueue.clock() + least(hold_retry.delay,
+                           coalesce((select q.failed_ttl from pgqueue.queues q where q.name = j.queue), interval '7 days') - interval '1 second'))
+                         when j.due_at < pgqueue.clock() + interval '30 seconds' then pgqueue.clock()
+                         else j.due_at end
       from unnest(hold_retry.job_ids, hold_retry.attempts) u(job_id, attempt)
      where j.job_id = u.job_id and j.worker_id = hold_retry.worker_id and j.attempts = u.attempt
        and j.status = 'failed'
@@ -3530,8 +3536,7 @@ begin
     perform pgqueue.fail(j.worker_id, j.job_id, j.attempts, jsonb_build_object('type', 'TimeoutError', 'message',
       format('the attempt ran longer than its timeout (%s s), and its worker did not end it', round(j.timeout_ms / 1000.0, 1))));
     -- Its worker lives, and may be at it still: it has time to say so (hold_retry), and lets go when the attempt is over.
-    update pgqueue.jobs_live l set due_at = pgqueue.clock() + interval '30 seconds', ordering_key = l.ordering_key
-     where l.job_id = j.job_id and l.status = 'failed' and l.due_at < pgqueue.clock() + interval '30 seconds';
+    perform pgqueue.hold_retry(j.worker_id, array[j.job_id], array[j.attempts], interval '30 seconds');
     moved := moved + 1;
     exit when clock_timestamp() > last;
   end loop;

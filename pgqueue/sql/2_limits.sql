@@ -164,13 +164,13 @@ begin
   insert into pgqueue.token_buckets (bucket, tokens, filled_at) values (name, per_second, clock_timestamp()) on conflict do nothing;
   select t.* into b from pgqueue.token_buckets t where t.bucket = name for update;
   now_is := clock_timestamp();
-  b.tokens := least(per_second, b.tokens + greatest(extract(epoch from now_is - b.filled_at), 0) * per_second);
+  b.tokens := least(per_second, greatest(b.tokens, -60.0 * per_second) + greatest(extract(epoch from now_is - b.filled_at), 0) * per_second);
   if b.tokens < 1 and not pgqueue.was_let_in(name) then
     raise exception 'queue "%" takes % jobs a second', queue, per_second
       using errcode = 'PQ429', detail = format('retry after %s s', round(((1 - b.tokens) / per_second)::numeric, 3)),
             hint = 'Retry later, or raise rate_per_second in pgqueue.queues.';
   end if;
-  update pgqueue.token_buckets t set tokens = greatest(b.tokens - jobs, -60.0 * per_second), filled_at = now_is where t.bucket = name;
+  update pgqueue.token_buckets t set tokens = b.tokens - jobs, filled_at = now_is where t.bucket = name;
   perform pgqueue.let_in(name);
 end $$;
 comment on function pgqueue.take_rate(text, integer, bigint) is 'Holds a queue to its rate_per_second (PQ429).';

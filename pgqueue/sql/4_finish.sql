@@ -422,7 +422,13 @@ create function pgqueue.hold_retry(worker_id uuid, job_ids uuid[], attempts int[
 begin
   -- Only the worker that failed the attempt, and only while nobody has begun another.
   return query
-    update pgqueue.jobs_live j set due_at = pgqueue.clock() + hold_retry.delay, ordering_key = j.ordering_key
+    update pgqueue.jobs_live j
+       set ordering_key = j.ordering_key, updated_at = pgqueue.clock(),
+           -- A backoff that lasts longer stays; and the sweep ends a job that has been failed for failed_ttl.
+           due_at = case when hold_retry.delay > interval '0' then greatest(j.due_at, pgqueue.clock() + least(hold_retry.delay,
+                           coalesce((select q.failed_ttl from pgqueue.queues q where q.name = j.queue), interval '7 days') - interval '1 second'))
+                         when j.due_at < pgqueue.clock() + interval '30 seconds' then pgqueue.clock()
+                         else j.due_at end
       from unnest(hold_retry.job_ids, hold_retry.attempts) u(job_id, attempt)
      where j.job_id = u.job_id and j.worker_id = hold_retry.worker_id and j.attempts = u.attempt
        and j.status = 'failed'

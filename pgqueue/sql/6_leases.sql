@@ -164,8 +164,7 @@ begin
     perform pgqueue.fail(j.worker_id, j.job_id, j.attempts, jsonb_build_object('type', 'TimeoutError', 'message',
       format('the attempt ran longer than its timeout (%s s), and its worker did not end it', round(j.timeout_ms / 1000.0, 1))));
     -- Its worker lives, and may be at it still: it has time to say so (hold_retry), and lets go when the attempt is over.
-    update pgqueue.jobs_live l set due_at = pgqueue.clock() + interval '30 seconds', ordering_key = l.ordering_key
-     where l.job_id = j.job_id and l.status = 'failed' and l.due_at < pgqueue.clock() + interval '30 seconds';
+    perform pgqueue.hold_retry(j.worker_id, array[j.job_id], array[j.attempts], interval '30 seconds');
     moved := moved + 1;
     exit when clock_timestamp() > last;
   end loop;

@@ -8,7 +8,9 @@
 | what a task forks does not end when told to               | test_what_a_task_forks_ends_when_told_to |
 | what a process task started lives on beside its retry     | test_what_a_process_task_started_ends_with_it |
 | jobs wait behind a task that blocks the event loop, are   | test_jobs_behind_a_blocked_loop_run_elsewhere, |
-| failed unbegun, or run twice                              | test_a_retry_waits_for_an_attempt_that_blocks_its_loop |
+| failed unbegun, or run twice                              | test_jobs_behind_a_blocked_loop_run_once_where_the_…, |
+|                                                           | test_a_retry_waits_for_an_attempt_that_blocks_its_loop |
+| where claims take long, jobs are given back for ever      | test_jobs_of_claims_that_take_long_are_run |
 """
 
 import os
@@ -94,16 +96,17 @@ def test_what_a_task_forks_ends_when_told_to(app: App, database: str) -> None:
         assert result["code"] == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("end", ["timeout", "worker killed"])
+@pytest.mark.parametrize("end", ["timeout", "process killed", "worker killed"])
 def test_what_a_process_task_started_ends_with_it(app: App, database: str, connection: Session, end: str) -> None:
     with worker_process(database, RUDE, **QUICK) as worker:
-        job = app.enqueue_sync("spawns", max_retries=0, timeout=2 if end == "timeout" else 60)
+        asked = {"dies": end == "process killed"}
+        job = app.enqueue_sync("spawns", asked, max_retries=0, timeout=2 if end == "timeout" else 60)
         [(_, _, pid)] = eventually(lambda: marks(connection))
-        assert _runs(pid)
-        if end == "timeout":
-            assert app.finished_job_sync(job, wait=30).status == "dead_letter"
-        else:
+        if end == "worker killed":
+            assert _runs(pid)
             worker.send(signal.SIGKILL)
+        else:
+            assert app.finished_job_sync(job, wait=30).status == "dead_letter"
         eventually(lambda: not _runs(pid))
 
 
@@ -127,6 +130,32 @@ def test_jobs_behind_a_blocked_loop_run_elsewhere(app: App, database: str, conne
                 assert app.result_sync(job, wait=60) == "slept"
             assert "done" not in [what for job_id, _, what in marks(connection) if job_id == blocker.job_id]
             app.finished_job_sync(blocker, wait=60)
+    assert set(starts(connection).values()) == {1}
+
+
+def test_jobs_behind_a_blocked_loop_run_once_where_the_same_worker_takes_them_again(
+    app: App, database: str, connection: Session
+) -> None:
+    with worker_process(database, PGQUEUE_CONCURRENCY="9", **QUICK):
+        jobs = app.enqueue_many_sync(
+            [{"job_type": "blocks_the_loop", "payload": {"seconds": 9}}]
+            + [{"job_type": "slow", "payload": {"seconds": 0.5}}] * 20
+        )
+        rows = [app.finished_job_sync(job, wait=60) for job in jobs]
+        counted = "select sum(completed), sum(lost) from pgqueue.counters"
+        assert eventually(lambda: connection.execute(counted).fetchone() == (len(jobs), 0))
+    assert {(row.status, row.attempts, row.lost) for row in rows} == {("completed", 1, 0)}
+    assert set(starts(connection).values()) == {1}
+
+
+def test_jobs_of_claims_that_take_long_are_run(app: App, database: str, connection: Session) -> None:
+    connection.execute(
+        """create function public.holds_up() returns trigger language plpgsql as
+             $$ begin perform pg_sleep(6); return new; end $$;
+           create trigger holds_up before insert on pgqueue.claims for each row execute function public.holds_up()"""
+    )
+    with worker_process(database, **QUICK):
+        assert app.result_sync(app.enqueue_sync("slow", {"seconds": 0}), wait=60) == "slept"
     assert set(starts(connection).values()) == {1}
 
 

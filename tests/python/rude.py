@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -57,7 +58,9 @@ def forks(job: Job) -> dict[str, Any]:
 
 
 @app.task("spawns", process=True)
-def spawns(job: Job) -> None:
+def spawns(job: Job, dies: bool = False) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) as child:
         mark(job, str(child.pid))
+        if dies:
+            os.kill(os.getpid(), 9)
         child.wait()

@@ -34,3 +34,13 @@ def test_the_collector_spares_what_is_loaded_and_what_is_under_way(before: str, 
         [sys.executable, "-c", before + _PROGRAM], capture_output=True, text=True, timeout=60, check=True
     )
     assert ran.stdout.strip().endswith(told.strip()), ran.stdout
+
+
+def test_a_worker_that_owns_its_process_refuses_to_run_within_an_event_loop() -> None:
+    program = "import asyncio" + _PROGRAM.replace(
+        "raise SystemExit(run_process(Program()))",
+        "async def main():\n    return run_process(Program())\nraise SystemExit(asyncio.run(main()))",
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2
+    assert "within an event loop" in ran.stdout + ran.stderr

@@ -331,7 +331,12 @@ def test_parts_that_fail_for_a_while_work_again(app: App, connection: Session, d
     with worker_of(app) as worker:
         assert app.result_sync(t.enqueue_sync(), wait=10) == "ok"
         connection.execute("alter function pgqueue.sweep rename to sweep_away")
-        eventually(lambda: "sweeper" in worker.faults())
+        # A statement that was prepared before still finds it.
+        connection.execute(
+            """select pg_terminate_backend(pid, 5000) from pg_stat_activity
+                where application_name = 'pgqueue sweeper' and datname = current_database()"""
+        )
+        eventually(lambda: "does not exist" in worker.faults().get("sweeper", ""))
         job = t.enqueue_sync()
         eventually(lambda: app.job_sync(job).status == "failed")
         connection.execute("alter function pgqueue.sweep_away rename to sweep")

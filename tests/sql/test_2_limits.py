@@ -80,8 +80,11 @@ def test_a_batch_closes_a_queue_with_a_rate_for_a_minute_at_most(q: Verbs) -> No
         return float(said[1])
 
     assert 30 < wait() <= 60.2
+    # Of the rate that holds now.
+    q.session.execute("update pgqueue.queues set rate_per_second = 1")
+    assert 30 < wait() <= 61.2
     # As if that time had gone by.
-    q.session.execute("update pgqueue.token_buckets set filled_at = filled_at - interval '60.3 seconds'")
+    q.session.execute("update pgqueue.token_buckets set filled_at = filled_at - interval '61.3 seconds'")
     q.session.execute(INSERT)
 
 

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.conftest import Connect
 from tests.sql.verbs import OTHER, WORKER, Verbs, refused
@@ -270,3 +271,23 @@ def test_an_edit_of_a_queue_that_has_not_committed_hides_no_lost_lease(q: Verbs,
     q.advance(minutes=2)
     assert q.call("sweep", "leases", 2147483647)[0].jobs == 2
     editor.rollback()
+
+
+@pytest.mark.parametrize(
+    ("failed_ttl", "base_delay_ms", "waits"), [("7 days", 1, 30), ("20 s", 1, 19), ("7 days", 60000, 60)]
+)
+def test_an_attempt_that_a_live_worker_did_not_end_has_time_to_end(
+    q: Verbs, failed_ttl: str, base_delay_ms: int, waits: int
+) -> None:
+    q.freeze()
+    policy = Jsonb({"base_delay_ms": base_delay_ms, "max_delay_ms": 60000, "jitter": False})
+    q.session.execute("insert into pgqueue.queues (name, failed_ttl) values ('default', %s)", [failed_ttl])
+    job = overdue(q, timeout_ms=1000, retry_policy=policy)
+    for seconds in (2, 2, 4, 8):
+        q.advance(seconds=seconds)
+        q.sweep()
+    failed = q.job(job.job_id)
+    assert (failed.status, (failed.due_at - failed.updated_at).total_seconds()) == ("failed", waits)
+    q.advance(seconds=waits)
+    q.sweep()
+    assert q.job(job.job_id).status == "pending"
