@@ -150,10 +150,7 @@ class Attempt(_Course, eq=False):
 
     def run(self, loop: asyncio.AbstractEventLoop | None = None) -> Outcome:
         """Run a sync task here and now; its async middlewares run in `loop`, which another thread has."""
-        # In this order: whoever saw that it had not begun knows that it will not.
-        self.began = time.monotonic()
-        if self.late():
-            self.began = 0.0
+        if not self.begin():
             return LATE
         try:
             if self._alone():
@@ -165,9 +162,7 @@ class Attempt(_Course, eq=False):
 
     async def run_async(self) -> Outcome:
         """Run an async task within the present asyncio task."""
-        self.began = time.monotonic()
-        if self.late():
-            self.began = 0.0
+        if not self.begin():
             return LATE
         outcome: Outcome
         try:
@@ -196,6 +191,15 @@ class Attempt(_Course, eq=False):
     def late(self) -> bool:
         """Say whether it is too late to begin."""
         return time.monotonic() - self.admitted_at > BEGIN_WITHIN
+
+    def begin(self) -> bool:
+        """Note that it begins; False: it is too late to."""
+        # In this order: whoever saw that it had not begun knows that it will not.
+        self.began = time.monotonic()
+        if self.late():
+            self.began = 0.0
+            return False
+        return True
 
     def elapsed(self) -> float:
         """Return the seconds since it began; 0 before."""

@@ -143,10 +143,8 @@ class Executor:
     def _run_blocking(self, held: Held) -> Outcome:
         if not held.task.options.process:
             outcome = held.run(self._loop)
-        elif held.late():
-            outcome = LATE
         else:
-            outcome = self._processes.run(held)
+            outcome = self._processes.run(held) if held.begin() else LATE
         if held.tx is not None:
             outcome = held.tx.conclude(outcome)
         return outcome

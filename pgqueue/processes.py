@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe, spawn
@@ -78,8 +77,7 @@ class Processes:
         self._closed = False
 
     def run(self, held: Held) -> Outcome:
-        """Run an attempt in a process and return its outcome."""
-        held.began = time.monotonic()
+        """Run an attempt that has begun in a process and return its outcome."""
         child = self._take()
         with self._guard:
             held.process = child
