@@ -1,7 +1,6 @@
 """Hosts whose clocks are an hour off: only the database's counts. The workers and the API run under libfaketime."""
 
 import signal
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -13,20 +12,12 @@ from pgqueue import App
 from pgqueue.bench.chaos.processes import faketime
 from tests.api.conftest import Served
 from tests.meet import running_time
-from tests.python.apps import MARKS
-from tests.python.running import eventually, make_app, worker_process
+from tests.python.running import eventually, worker_process
 
 Session = psycopg.Connection[Any]
 LIBRARY = faketime()
 
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="libfaketime is not installed")
-
-
-@pytest.fixture
-def app(database: str, connection: Session) -> Iterator[App]:
-    connection.execute(MARKS)
-    with make_app(database) as made:
-        yield made
 
 
 @pytest.mark.timeout(120)

@@ -15,7 +15,6 @@
 import json
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,20 +25,13 @@ from pgqueue import App
 from pgqueue.testing import assert_enqueued
 from tests.conftest import Connect
 from tests.meet import running_time
-from tests.python.apps import MARKS, VALUES
-from tests.python.running import eventually, make_app, worker_process
+from tests.python.apps import VALUES
+from tests.python.running import eventually, worker_process
 
 Session = psycopg.Connection[Any]
 QUICK = {"PGQUEUE_LEASE": "2", "PGQUEUE_SWEEP_INTERVAL": "0.3", "PGQUEUE_POLL_INTERVAL": "0.5"}
 AT_ONCE = {"base_delay_ms": 0, "jitter": False}
 ENDED = "select count(*) from pgqueue.jobs where status in ('completed', 'dead_letter', 'cancelled')"
-
-
-@pytest.fixture
-def app(database: str, connection: Session) -> Iterator[App]:
-    connection.execute(MARKS)
-    with make_app(database) as app:
-        yield app
 
 
 def starts(connection: Session) -> dict[Any, int]:

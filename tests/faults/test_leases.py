@@ -18,7 +18,6 @@
 
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,19 +26,11 @@ import pytest
 
 from pgqueue import App
 from tests.meet import running_time
-from tests.python.apps import MARKS
-from tests.python.running import command, eventually, make_app, stalling_proxy, worker_process
+from tests.python.running import command, eventually, stalling_proxy, worker_process
 
 Session = psycopg.Connection[Any]
 QUICK = {"PGQUEUE_LEASE": "2", "PGQUEUE_SWEEP_INTERVAL": "0.5", "PGQUEUE_POLL_INTERVAL": "0.5"}
 STARTS = "select job_id, count(*) from public.marks where what in ('begun', 'ran') group by 1"
-
-
-@pytest.fixture
-def app(database: str, connection: Session) -> Iterator[App]:
-    connection.execute(MARKS)
-    with make_app(database) as app:
-        yield app
 
 
 def starts(connection: Session) -> dict[Any, int]:

@@ -20,21 +20,13 @@ from pgqueue import App
 from pgqueue.errors import WrongState
 from tests.api.conftest import Served, parse_events
 from tests.meet import running_time
-from tests.python.apps import MARKS
-from tests.python.running import eventually, make_app, marks, worker_process
+from tests.python.running import eventually, marks, worker_process
 
 Session = psycopg.Connection[Any]
 QUICK = {"PGQUEUE_LEASE": "3", "PGQUEUE_SWEEP_INTERVAL": "0.3", "PGQUEUE_POLL_INTERVAL": "0.5"}
 ENDED = "select count(*) from pgqueue.jobs where status in ('completed', 'dead_letter', 'cancelled')"
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def app(database: str, connection: Session) -> Iterator[App]:
-    connection.execute(MARKS)
-    with make_app(database) as made:
-        yield made
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,10 @@ import pytest
 
 from pgqueue import App
 from tests.faults.test_handlers import AT_ONCE, QUICK, starts
-from tests.python.apps import MARKS
-from tests.python.running import CHECKOUT, eventually, make_app, marks, worker_process
+from tests.python.running import CHECKOUT, eventually, marks, worker_process
 
 Session = psycopg.Connection[Any]
 RUDE = "tests.python.rude:app"
-
-
-@pytest.fixture
-def app(database: str, connection: Session) -> Iterator[App]:
-    connection.execute(MARKS)
-    with make_app(database) as app:
-        yield app
 
 
 def test_a_log_that_cannot_be_written_stops_nothing(app: App, database: str) -> None:

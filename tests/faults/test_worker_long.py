@@ -14,7 +14,6 @@ import psycopg
 import pytest
 
 from pgqueue import App
-from tests.python.apps import MARKS
 from tests.python.running import eventually, make_app, stalling_proxy, worker_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -26,13 +25,6 @@ ENDED = "select count(*) from pgqueue.jobs where status in ('completed', 'dead_l
 STARTS = "select job_id, count(*) from public.marks where what in ('begun', 'ran') group by 1"
 #: Of owners that are dead, while nobody takes jobs.
 LEFT = "select count(*) from pgqueue.jobs where status = 'processing'"
-
-
-@pytest.fixture
-def app(database: str, connection: Session) -> Iterator[App]:
-    connection.execute(MARKS)
-    with make_app(database) as app:
-        yield app
 
 
 def count(connection: Session, statement: str) -> int:
