@@ -438,6 +438,9 @@ create sequence pgqueue.notice_slot as bigint cache 1;
 comment on sequence pgqueue.notice_slot is 'The last twentieth of a second in which a producer''s commit sent a notice.';
 create sequence pgqueue.claim_tick as bigint cache 1;
 comment on sequence pgqueue.claim_tick is 'Turns the wheel of shares for claims that are smaller than the sum of weights.';
+create sequence pgqueue.claim_front as bigint minvalue 0 start 0 cache 1;
+comment on sequence pgqueue.claim_front is
+  'The line from which the last claim of many jobs took them (17 bits of queue and priority), and the first seq that waited there (46).';
 create sequence pgqueue.tokens as bigint cache 1;
 comment on sequence pgqueue.tokens is
   'The millisecond up to which producers of queues above their soft limit have used up their 1,000 jobs a second.';

@@ -1,5 +1,6 @@
 -- Claim. It costs the same however many rows wait, are finished, or must be passed over:
---   * it begins at claim_starts.low_seq, and takes jobs from the first that a look from there has found;
+--   * it begins at claim_starts.low_seq, or where the last claim ended (claim_front), and takes jobs from the first that a
+--     look from there has found;
 --   * one statement looks into queues, in an order that changes with every claim, until it has found enough of them; one
 --     more locks jobs of all of these, by a limit per queue and priority, and so no more rows than it takes;
 --   * where the last sweep saw job types that this worker lacks, it goes type by type over jobs_live_pending_type;
@@ -7,6 +8,11 @@
 --   * of an ordering key only the head is pending; paused queues and types are left out before anything is read.
 -- What it passes over are the jobs that run, between where it begins and the first that waits: few, as a sweep moves that
 -- place up, but where jobs of other types or shards hold it back, all of its own that run.
+-- Of many jobs a second thousands run or have run since that sweep. So a claim of many jobs notes its line (a queue's
+-- priority, for workers of the same types and shards) and the last that it took: in a sequence, since a row would leave a
+-- version for each claim. The next one begins there, if low_seq is far below. Between them waits only what came late, was
+-- given back or was in a claim that failed: every sixteenth claim begins at low_seq all the same, and one that finds too
+-- few goes back there.
 -- The plans are pinned: generic, and by index, since statistics of a queue table are always of another moment.
 
 create function pgqueue.shares(weights smallint[], wanted int, tick bigint) returns int[]
@@ -184,6 +190,19 @@ create function pgqueue.take(
 #variable_conflict use_column
 declare
   tick constant bigint := nextval('pgqueue.claim_tick');
+  many constant int := 25;
+  noted constant bigint := coalesce(pg_sequence_last_value('pgqueue.claim_front'::regclass), 0);
+  front_seq constant bigint := noted & 70368744177663;
+  front_line bigint := case when max_jobs >= many and hashint8(tick) & 15 > 0 then noted >> 46 end;
+  alike constant bigint := hash_array_extended(coalesce(take.job_types, '{}'),
+                                               coalesce(hash_array_extended(take.shards, 0), 0));
+  beside_front boolean;
+  alone boolean;
+  line bigint;
+  top bigint;
+  from_n int;
+  from_seq bigint;
+  to_seq bigint;
   wanted_types text[] := take.job_types;
   wanted_priorities constant smallint[] := coalesce(take.priorities, '{0,1,2,3}');
   by_shard boolean := false;
@@ -257,14 +276,16 @@ begin
 
   while left_over > 0 and visits_left > 0 loop
     visits := least(greatest(least(left_over, 4), left_over / jobs_per_visit), visits_left) * wider;
+    from_n := next_n;
     -- Jobs are taken from the first that is found here on, so that what an old snapshot keeps in the index is walked once.
     -- The order, of which `exists` would make nothing, keeps the planner off jobs_live_pending_type.
     select array_agg(v.queue), array_agg(v.lease), array_agg(v.weights), array_agg(v.kind), array_agg(v.firsts), max(v.n) + 1,
-           exists (select from pgqueue.job_type_pauses t where t.until > pgqueue.clock())
-      into visit, lease_of, weights, kinds, firsts, next_n, types_paused from (
+           bool_or(v.start_seqs <> v.low_seqs), exists (select from pgqueue.job_type_pauses t where t.until > pgqueue.clock())
+      into visit, lease_of, weights, kinds, firsts, next_n, beside_front, types_paused from (
       select n, k.queue, coalesce(q.lease_ms * interval '1 millisecond', interval '30 seconds') as lease,
              case when q.lease_ms is null then '{8,4,2,1}' else coalesce(q.weights, '{0,0,0,0}') end as weights,
-             case when s.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts
+             case when s.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts,
+             s.start_seqs, s.low_seqs
         from (select generate_series(next_n, candidates - 1) as n) turns
        cross join lateral (
          select case when o.slot < slots then (select d.queue from pgqueue.queue_depths d where d.slot = o.slot)
@@ -273,17 +294,19 @@ begin
         left join lateral (select q.paused, q.lease_ms, q.weights from pgqueue.queues q where q.name = k.queue limit 1) q on true
        cross join lateral (
          select array_agg(s.priority) as priorities, array_agg(s.low_seq) as low_seqs,
+                array_agg(case when front_line = (hashtextextended(s.queue, alike) & 32767) * 4 + s.priority
+                           and front_seq > s.low_seq + 500 then front_seq else s.low_seq end) as start_seqs,
                 bool_or(not s.job_types <@ take.job_types) as by_type
            from pgqueue.claim_starts s where s.queue = k.queue) s
        cross join lateral (
          select array_agg(case when p = any (wanted_priorities) then (
                   select j.seq from pgqueue.jobs_live j
                    where j.in_line and j.status = 'pending' and j.queue = k.queue and j.priority = p::smallint
-                     and j.seq >= coalesce(s.low_seqs[array_position(s.priorities, p::smallint)], 0)
+                     and j.seq >= coalesce(s.start_seqs[array_position(s.priorities, p::smallint)], 0)
                    order by j.seq limit 1) end) as firsts
            from generate_series(0, 3) p
          offset 0) f
-       where q.paused is not true and f.firsts <> '{null,null,null,null}'
+       where q.paused is not true and (f.firsts <> '{null,null,null,null}' or s.start_seqs <> s.low_seqs)
        limit visits) v;
     exit when visit is null;
     if types_paused then
@@ -294,23 +317,49 @@ begin
         kinds := array_fill(1, array[cardinality(visit)]);
       end if;
     end if;
-
-    if cardinality(visit) = 1 and kinds[1] = 0 and num_nonnulls(firsts[1][1], firsts[1][2], firsts[1][3], firsts[1][4]) = 1 then
-      -- Nothing is to be shared, as with most claims of few jobs: one statement, and no arithmetic.
+    alone := cardinality(visit) = 1 and kinds[1] = 0 and num_nonnulls(firsts[1][1], firsts[1][2], firsts[1][3], firsts[1][4]) = 1;
+    line := null;
+    if alone then
       first_p := case when firsts[1][1] is not null then 1 when firsts[1][2] is not null then 2
                       when firsts[1][3] is not null then 3 else 4 end;
-      select array_agg(s.ctid), array_agg(s.job_id) into part_tids, part_ids from (
-        select j.ctid, j.job_id from pgqueue.jobs_live j
-         where j.in_line and j.status = 'pending' and j.queue = visit[1] and j.priority = (first_p - 1)::smallint and j.seq >= firsts[1][first_p]
-           and (wanted_types is null or j.job_type = any (wanted_types))
-           and (take.shards is null or j.shard = any (take.shards))
-           and (j.expires_at is null or j.expires_at > pgqueue.clock())
-         order by j.seq limit left_over for update skip locked) s;
-      giving := (part_tids is not null)::int;
-      tids := tids || part_tids;
-      ids := ids || part_ids;
-      parts := parts + giving;
-      left_over := left_over - coalesce(cardinality(part_tids), 0);
+      line := (hashtextextended(visit[1], alike) & 32767) * 4 + first_p - 1;
+    end if;
+    if beside_front and not coalesce(line = front_line, false) then
+      -- What is to be shared, by the whole line.
+      front_line := null;
+      next_n := from_n;
+      continue;
+    end if;
+
+    if alone then
+      -- Nothing is to be shared, as with most claims of few jobs: one statement, and no arithmetic.
+      giving := 0;
+      from_seq := firsts[1][first_p];
+      to_seq := 9223372036854775807;
+      loop
+        select array_agg(s.ctid), array_agg(s.job_id), max(s.seq) into part_tids, part_ids, top from (
+          select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
+           where j.in_line and j.status = 'pending' and j.queue = visit[1] and j.priority = (first_p - 1)::smallint
+             and j.seq >= from_seq and j.seq <= to_seq
+             and (wanted_types is null or j.job_type = any (wanted_types))
+             and (take.shards is null or j.shard = any (take.shards))
+             and (j.expires_at is null or j.expires_at > pgqueue.clock())
+           order by j.seq limit left_over for update skip locked) s;
+        if part_tids is not null then
+          giving := 1;
+          tids := tids || part_tids;
+          ids := ids || part_ids;
+          parts := parts + 1;
+          left_over := left_over - cardinality(part_tids);
+        end if;
+        exit when left_over = 0 or not beside_front;
+        beside_front := false;
+        to_seq := from_seq - 1;
+        from_seq := (select s.low_seq from pgqueue.claim_starts s where s.queue = visit[1] and s.priority = first_p - 1);
+      end loop;
+      if left_over = 0 and max_jobs >= many and top < 70368744177663 then
+        perform setval('pgqueue.claim_front', line << 46 | top + 1);
+      end if;
     else
       own := array_fill(0, array[cardinality(visit)]);
       gave := array_fill(0, array[cardinality(visit)]);

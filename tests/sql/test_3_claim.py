@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Connect
+from tests.sql.plans import touched
 from tests.sql.verbs import OTHER, WORKER, Row, Verbs, refused
 
 SHARES = {0: 8 / 15, 1: 4 / 15, 2: 2 / 15, 3: 1 / 15}
@@ -313,3 +314,61 @@ def test_jobs_that_are_due_together_keep_the_order_of_their_times(q: Verbs) -> N
     q.advance(minutes=1)
     q.sweep()
     assert numbers(q.claim(9)) == [1, 2, 3, 4, 5]
+
+
+# Where the last claim ended
+
+
+def run_many(q: Verbs, *, jobs: int = 1500) -> list[Row]:
+    """Claims of many jobs since the last sweep: a front far beyond the cursor."""
+    q.sweep()
+    return [job for _ in range(jobs // 100) for job in q.claim(100)]
+
+
+def test_a_claim_of_many_does_not_walk_past_all_that_run(q: Verbs) -> None:
+    q.fill(4000)
+    run_many(q)
+    looked_at = sorted(
+        touched(q.session, f"select pgqueue.claim('{WORKER}', '{{default}}', 100)").rows() for _ in range(7)
+    )
+    # One in sixteen looks at all of them.
+    assert looked_at[3] < 500
+
+
+def test_what_was_given_back_behind_the_front_is_claimed_soon(q: Verbs) -> None:
+    q.fill(9000)
+    given_back = run_many(q)[300]
+    q.release([given_back])
+    claims = [[job.job_id for job in q.claim(50)] for _ in range(120)]
+    assert sum(given_back.job_id in claim for claim in claims) == 1
+    # A claim of few has the first of all.
+    first = run_many(q, jobs=900)[7]
+    q.release([first])
+    assert [job.job_id for job in q.claim(1)] == [first.job_id]
+
+
+def test_a_claim_that_would_be_given_too_few_takes_what_is_behind_the_front(q: Verbs, connect: Connect) -> None:
+    q.fill(2000)
+    failing = Verbs(connect(autocommit=False))
+    q.sweep()
+    lost = {job.job_id for job in failing.claim(1000)}
+    run_many(q, jobs=900)
+    failing.session.rollback()
+    rest = q.claim(1200)
+    assert len(rest) == 1100
+    assert lost < {job.job_id for job in rest}
+    assert [job.seq for job in rest] == sorted(job.seq for job in rest)
+
+
+@pytest.mark.parametrize("column", ["job_type", "priority", "queue"])
+def test_what_other_workers_pass_over_keeps_its_turn(q: Verbs, column: str) -> None:
+    passed_over = {"job_type": "other", "priority": 1, "queue": "other"}[column]
+    queues = ["default", "other"]
+    q.fill(30, **{column: passed_over})
+    q.fill(3000)
+    q.sweep()
+    mine = {"job_types": ["t"], "priorities": [2]}
+    for _ in range(15):
+        assert len(q.claim(100, queues=["default"], **mine)) == 100
+    claimed = q.claim(60, queues=queues)
+    assert sum(getattr(job, column) == passed_over for job in claimed) == 30
