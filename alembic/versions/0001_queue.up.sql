@@ -444,7 +444,7 @@ create sequence pgqueue.claim_tick as bigint cache 1;
 comment on sequence pgqueue.claim_tick is 'Turns the wheel of shares for claims that are smaller than the sum of weights.';
 create sequence pgqueue.claim_front as bigint minvalue 0 start 0 cache 1;
 comment on sequence pgqueue.claim_front is
-  'The line from which the last claim of many jobs took them (17 bits of queue and priority), and the first seq that waited there (46).';
+  'The line from which the last claim of many jobs took them (17 bits of queue, filters and priority), and the seq behind the last of them (46).';
 create sequence pgqueue.tokens as bigint cache 1;
 comment on sequence pgqueue.tokens is
   'The millisecond up to which producers of queues above their soft limit have used up their 1,000 jobs a second.';
@@ -1787,7 +1787,7 @@ create trigger jobs_unknown_refused before insert on pgqueue.jobs_unknown
 -- priority, for workers of the same types and shards) and the last that it took: in a sequence, since a row would leave a
 -- version for each claim. The next one begins there, if low_seq is far below. Between them waits only what came late, was
 -- given back or was in a claim that failed: every sixteenth claim begins at low_seq all the same, and one that finds too
--- few goes back there.
+-- few goes back there. Claims of fewer than 25 jobs always begin at low_seq.
 -- The plans are pinned: generic, and by index, since statistics of a queue table are always of another moment.
 
 create function pgqueue.shares(weights smallint[], wanted int, tick bigint) returns int[]
@@ -1965,19 +1965,14 @@ create function pgqueue.take(
 #variable_conflict use_column
 declare
   tick constant bigint := nextval('pgqueue.claim_tick');
-  many constant int := 25;
-  noted constant bigint := coalesce(pg_sequence_last_value('pgqueue.claim_front'::regclass), 0);
-  front_seq constant bigint := noted & 70368744177663;
-  front_line bigint := case when max_jobs >= many and hashint8(tick) & 15 > 0 then noted >> 46 end;
-  alike constant bigint := hash_array_extended(coalesce(take.job_types, '{}'),
-                                               coalesce(hash_array_extended(take.shards, 0), 0));
-  beside_front boolean;
+  front bigint;
+  front_seq bigint;
+  front_line bigint;
+  alike bigint;
+  by_front boolean;
   alone boolean;
-  line bigint;
-  top bigint;
-  from_n int;
-  from_seq bigint;
   to_seq bigint;
+  top bigint;
   wanted_types text[] := take.job_types;
   wanted_priorities constant smallint[] := coalesce(take.priorities, '{0,1,2,3}');
   by_shard boolean := false;
@@ -2048,19 +2043,25 @@ begin
       stride := stride + 1;
     end loop;
   end if;
+  if max_jobs >= 25 then
+    alike := hash_array_extended(coalesce(take.job_types, '{}'), coalesce(hash_array_extended(take.shards, 0), 0));
+    front := pg_sequence_last_value('pgqueue.claim_front'::regclass);
+    if hashint8(tick) & 15 > 0 then
+      front_line := front >> 46;
+      front_seq := front & 70368744177663;
+    end if;
+  end if;
 
   while left_over > 0 and visits_left > 0 loop
     visits := least(greatest(least(left_over, 4), left_over / jobs_per_visit), visits_left) * wider;
-    from_n := next_n;
     -- Jobs are taken from the first that is found here on, so that what an old snapshot keeps in the index is walked once.
     -- The order, of which `exists` would make nothing, keeps the planner off jobs_live_pending_type.
     select array_agg(v.queue), array_agg(v.lease), array_agg(v.weights), array_agg(v.kind), array_agg(v.firsts), max(v.n) + 1,
-           bool_or(v.start_seqs <> v.low_seqs), exists (select from pgqueue.job_type_pauses t where t.until > pgqueue.clock())
-      into visit, lease_of, weights, kinds, firsts, next_n, beside_front, types_paused from (
+           bool_or(v.by_front), exists (select from pgqueue.job_type_pauses t where t.until > pgqueue.clock())
+      into visit, lease_of, weights, kinds, firsts, next_n, by_front, types_paused from (
       select n, k.queue, coalesce(q.lease_ms * interval '1 millisecond', interval '30 seconds') as lease,
              case when q.lease_ms is null then '{8,4,2,1}' else coalesce(q.weights, '{0,0,0,0}') end as weights,
-             case when s.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts,
-             s.start_seqs, s.low_seqs
+             case when s.by_type then 1 when by_shard then 2 else 0 end as kind, f.firsts, s.by_front
         from (select generate_series(next_n, candidates - 1) as n) turns
        cross join lateral (
          select case when o.slot < slots then (select d.queue from pgqueue.queue_depths d where d.slot = o.slot)
@@ -2068,11 +2069,12 @@ begin
            from (select ((start + n::bigint * stride) % candidates)::int as slot) o offset 0) k
         left join lateral (select q.paused, q.lease_ms, q.weights from pgqueue.queues q where q.name = k.queue limit 1) q on true
        cross join lateral (
-         select array_agg(s.priority) as priorities, array_agg(s.low_seq) as low_seqs,
-                array_agg(case when front_line = (hashtextextended(s.queue, alike) & 32767) * 4 + s.priority
-                           and front_seq > s.low_seq + 500 then front_seq else s.low_seq end) as start_seqs,
-                bool_or(not s.job_types <@ take.job_types) as by_type
-           from pgqueue.claim_starts s where s.queue = k.queue) s
+         select array_agg(l.priority) as priorities, array_agg(case when l.by_front then front_seq else l.low_seq end) as start_seqs,
+                bool_or(l.by_front) as by_front, bool_or(not l.job_types <@ take.job_types) as by_type
+           from (
+             select c.priority, c.low_seq, c.job_types, front_seq > c.low_seq + 500
+                    and front_line = (hashtextextended(k.queue, alike) & 32767) * 4 + c.priority as by_front
+               from (select c.priority, c.low_seq, c.job_types from pgqueue.claim_starts c where c.queue = k.queue offset 0) c) l) s
        cross join lateral (
          select array_agg(case when p = any (wanted_priorities) then (
                   select j.seq from pgqueue.jobs_live j
@@ -2081,7 +2083,7 @@ begin
                    order by j.seq limit 1) end) as firsts
            from generate_series(0, 3) p
          offset 0) f
-       where q.paused is not true and (f.firsts <> '{null,null,null,null}' or s.start_seqs <> s.low_seqs)
+       where q.paused is not true and (f.firsts <> '{null,null,null,null}' or s.by_front)
        limit visits) v;
     exit when visit is null;
     if types_paused then
@@ -2093,47 +2095,39 @@ begin
       end if;
     end if;
     alone := cardinality(visit) = 1 and kinds[1] = 0 and num_nonnulls(firsts[1][1], firsts[1][2], firsts[1][3], firsts[1][4]) = 1;
-    line := null;
-    if alone then
-      first_p := case when firsts[1][1] is not null then 1 when firsts[1][2] is not null then 2
-                      when firsts[1][3] is not null then 3 else 4 end;
-      line := (hashtextextended(visit[1], alike) & 32767) * 4 + first_p - 1;
-    end if;
-    if beside_front and not coalesce(line = front_line, false) then
-      -- What is to be shared, by the whole line.
+    if by_front and not (alone and firsts[1][(front_line & 3) + 1] is not null) then
+      -- What is to be shared, by whole lines.
       front_line := null;
-      next_n := from_n;
+      next_n := 0;
       continue;
     end if;
 
     if alone then
       -- Nothing is to be shared, as with most claims of few jobs: one statement, and no arithmetic.
-      giving := 0;
-      from_seq := firsts[1][first_p];
-      to_seq := 9223372036854775807;
+      first_p := case when firsts[1][1] is not null then 1 when firsts[1][2] is not null then 2
+                      when firsts[1][3] is not null then 3 else 4 end;
       loop
         select array_agg(s.ctid), array_agg(s.job_id), max(s.seq) into part_tids, part_ids, top from (
           select j.ctid, j.job_id, j.seq from pgqueue.jobs_live j
            where j.in_line and j.status = 'pending' and j.queue = visit[1] and j.priority = (first_p - 1)::smallint
-             and j.seq >= from_seq and j.seq <= to_seq
+             and j.seq >= firsts[1][first_p] and j.seq <= coalesce(to_seq, 9223372036854775807)
              and (wanted_types is null or j.job_type = any (wanted_types))
              and (take.shards is null or j.shard = any (take.shards))
              and (j.expires_at is null or j.expires_at > pgqueue.clock())
            order by j.seq limit left_over for update skip locked) s;
-        if part_tids is not null then
-          giving := 1;
-          tids := tids || part_tids;
-          ids := ids || part_ids;
-          parts := parts + 1;
-          left_over := left_over - cardinality(part_tids);
-        end if;
-        exit when left_over = 0 or not beside_front;
-        beside_front := false;
-        to_seq := from_seq - 1;
-        from_seq := (select s.low_seq from pgqueue.claim_starts s where s.queue = visit[1] and s.priority = first_p - 1);
+        giving := (part_tids is not null)::int;
+        tids := tids || part_tids;
+        ids := ids || part_ids;
+        parts := parts + giving;
+        left_over := left_over - coalesce(cardinality(part_tids), 0);
+        exit when left_over = 0 or by_front is not true;
+        -- Too few: on with what may wait between the cursor and the front.
+        by_front := false;
+        to_seq := firsts[1][first_p] - 1;
+        firsts[1][first_p] := (select s.low_seq from pgqueue.claim_starts s where s.queue = visit[1] and s.priority = first_p - 1);
       end loop;
-      if left_over = 0 and max_jobs >= many and top < 70368744177663 then
-        perform setval('pgqueue.claim_front', line << 46 | top + 1);
+      if left_over = 0 and max_jobs >= 25 and top < 70368744177663 then
+        perform setval('pgqueue.claim_front', ((hashtextextended(visit[1], alike) & 32767) * 4 + first_p - 1) << 46 | top + 1);
       end if;
     else
       own := array_fill(0, array[cardinality(visit)]);
@@ -2224,6 +2218,7 @@ begin
     visited := visited || visit;
     leases := leases || lease_of;
     exit when cardinality(visit) < visits;
+    front_line := null;
     visits_left := visits_left - giving;
     wider := case when giving = 0 then least(wider * 2, 16) else 1 end;
   end loop;

@@ -440,7 +440,7 @@ create sequence pgqueue.claim_tick as bigint cache 1;
 comment on sequence pgqueue.claim_tick is 'Turns the wheel of shares for claims that are smaller than the sum of weights.';
 create sequence pgqueue.claim_front as bigint minvalue 0 start 0 cache 1;
 comment on sequence pgqueue.claim_front is
-  'The line from which the last claim of many jobs took them (17 bits of queue and priority), and the first seq that waited there (46).';
+  'The line from which the last claim of many jobs took them (17 bits of queue, filters and priority), and the seq behind the last of them (46).';
 create sequence pgqueue.tokens as bigint cache 1;
 comment on sequence pgqueue.tokens is
   'The millisecond up to which producers of queues above their soft limit have used up their 1,000 jobs a second.';

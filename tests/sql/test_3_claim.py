@@ -364,6 +364,8 @@ def test_a_claim_that_would_be_given_too_few_takes_what_is_behind_the_front(q: V
 def test_what_other_workers_pass_over_keeps_its_turn(q: Verbs, column: str) -> None:
     passed_over = {"job_type": "other", "priority": 1, "queue": "other"}[column]
     queues = ["default", "other"]
+    # Deeper than a sweep looks for types, so that claims do not go type by type.
+    q.fill(100)
     q.fill(30, **{column: passed_over})
     q.fill(3000)
     q.sweep()
