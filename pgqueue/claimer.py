@@ -165,14 +165,19 @@ class Claimer:
         # One that was held up, as by a lock, says little of the next ones.
         took = min(time.monotonic() - began, HELD_UP * self._claim_time)
         self._claim_time += (took - self._claim_time) * 0.1
+        more = len(rows) * 2 >= wanted
         if rows:
             self._take(rows, began)
+            if not more:
+                # What few wait for is their start: a claim that is sent before may take the processor from them.
+                self._fill()
+                await asyncio.sleep(0)
         if rows or self._fed:
             self._fed = False
             await self._idling.worked(len(rows), self._claim_time)
         elif self._empty is not None:
             self._empty()
-        if len(rows) * 2 < wanted and not self._stopped:
+        if not more and not self._stopped:
             await self._idling.wait(len(rows), self._claim_time)
 
     def _wanted(self) -> int:

@@ -28,6 +28,8 @@ LINGER_STEP: Final = 0.001
 LARGE: Final = 8
 ALIKE_AT_MOST: Final = 16
 WRITERS_STEP: Final = 0.005
+#: At least, after a claim that brought as many jobs as bells rang: there is hardly a bell whose job is still to come.
+EVEN: Final = 0.005
 #: The part of the time for which commits may ring one after the other; asked for again below half of it.
 RINGING: Final = 0.5
 BUSY_FOR: Final = 0.5
@@ -62,8 +64,12 @@ class Idling:
             "job_types": job_types,
             "channel": calls.wake_channel(worker_id),
         }
-        #: Ends a sleep; set by the listener, and by whoever wants a claim now.
+        #: Ends a sleep; set by `rang`, and by whoever wants a claim now.
         self.bell = asyncio.Event()
+        #: How many bells were heard and jobs came since the last claim that was empty.
+        self._bells = 0
+        self._came = 0
+        self._napping = False
         self._had_work_at = time.monotonic()
         #: How many jobs came since, and whether it slept.
         self._counted_from = time.monotonic()
@@ -78,6 +84,12 @@ class Idling:
         self.crowd = 1.0
         #: Live workers that take the same jobs, this one included.
         self.alike = 1
+
+    def rang(self) -> None:
+        """Note a bell, and end a wait, but not a nap after as many jobs or more: it tells of one that has come."""
+        self._bells += 1
+        if not self._napping or self._bells > self._came:
+            self.bell.set()
 
     def forget(self) -> None:
         """Take it that the list may have lost us, as after a lost connection."""
@@ -124,8 +136,17 @@ class Idling:
                 self._writers = []
         elif jobs:
             # No bell tells of what it left: a claim looks into some of many queues, and passes over what others hold.
-            await self._nap(step)
+            self._came += jobs
+            if self._came == self._bells:
+                self.bell.clear()
+                step = max(step, EVEN)
+            self._napping = True
+            try:
+                await self._nap(step)
+            finally:
+                self._napping = False
         else:
+            self._bells = self._came = 0
             await self._sleep(max(self._poll * self.crowd, 20 * claim_time))
 
     def _lingers(self, now: float, claim_time: float) -> bool:
@@ -159,6 +180,7 @@ class Idling:
         await self._link.call(calls.WAIT_FOR_WORK, **self._registration)
         self.registered = True
         self._registered_at = time.monotonic()
+        self._bells = self._came = 0
         self._count_anew(self._registered_at)
         self._writers = await self._link.call(calls.OPEN_WRITERS) or []
 

@@ -444,7 +444,7 @@ class Worker:
     def _heard(self, channel: str, payload: str) -> None:
         verb, _, job_id = payload.partition(" ")
         if verb != "cancel":
-            self._idling.bell.set()
+            self._idling.rang()
             if self._membership is not None and payload:
                 self._membership.relay()
                 self._heartbeat.nudge()

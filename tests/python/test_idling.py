@@ -115,6 +115,56 @@ def test_who_is_busy_without_a_break_leaves_the_list(database: str, connection: 
     idling(database, body)
 
 
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_jobs_whose_bells_rang_are_not_looked_for_again_at_once(database: str) -> None:
+    async def body(made: Idling) -> None:
+        for _ in range(2):
+            made.rang()
+        # A nap of 15 seconds, but for a bell.
+        waiting = asyncio.ensure_future(made.wait(2, 30.0))
+        await turns()
+        assert not waiting.done()
+        made.rang()
+        await waiting
+
+    idling(database, body)
+
+
+def test_a_bell_that_comes_after_its_job_ends_no_nap(database: str) -> None:
+    async def body(made: Idling) -> None:
+        waiting = asyncio.ensure_future(made.wait(2, 30.0))
+        for _ in range(2):
+            await turns()
+            made.rang()
+        await turns()
+        assert not waiting.done()
+        made.rang()
+        await waiting
+
+    idling(database, body)
+
+
+def test_every_bell_ends_a_sleep(database: str) -> None:
+    async def body(made: Idling) -> None:
+        # Rung during the claim that found nothing, after as many as jobs came.
+        made.rang()
+        await made.wait(2, 0.001)
+        made.rang()
+        await made.wait(0, CLAIM)
+        for _ in range(3):
+            waiting = asyncio.ensure_future(made.wait(0, CLAIM))
+            await turns()
+            assert not waiting.done()
+            made.rang()
+            await waiting
+
+    idling(database, body)
+
+
 def test_a_claim_that_was_held_up_once_delays_none_after_it(database: str, connection: Session) -> None:
     held_up = """select count(*) from pg_stat_activity where application_name = 'pgqueue worker'
                    and datname = current_database() and wait_event_type = 'Lock'"""

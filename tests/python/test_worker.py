@@ -9,8 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App, Cancel, DeadLetter, Job, RateLimited, Retry, Snooze, claimer
+from pgqueue import App, Cancel, DeadLetter, Job, RateLimited, Retry, Snooze, claimer, connections
 from pgqueue.errors import ConfigError
+from pgqueue.worker import Worker
 from tests.meet import running_time
 from tests.python.running import eventually, make_app, worker_of
 
@@ -379,6 +380,38 @@ def test_while_no_slot_is_free_the_completions_of_slow_tasks_wait_for_others(app
     with worker_of(app, concurrency=100):
         eventually(lambda: done == 400)
     assert calls[1] - calls[0] < 60
+
+
+def test_few_jobs_begin_before_the_next_claim_is_sent(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = 0
+    #: How many claims were sent when one was answered that had jobs, and when its job began.
+    answered: list[int] = []
+    began: list[tuple[int, int]] = []
+    within = connections._within
+    workers: list[Worker] = []
+
+    async def rung(limit: float, connection: Any, call: Any, parameters: Any) -> Any:
+        nonlocal claims
+        claims += call.name == "claim"
+        rows = await within(limit, connection, call, parameters)
+        if call.name == "claim" and rows:
+            # As if another job's bell had rung meanwhile: the next claim follows at once.
+            workers[0]._idling.bell.set()
+            answered.append(claims)
+        return rows
+
+    monkeypatch.setattr(connections, "_within", rung)
+
+    @app.task("quick")
+    async def quick() -> None:
+        began.append((answered[-1], claims))
+
+    with worker_of(app) as worker:
+        workers.append(worker)
+        for _ in range(5):
+            app.result_sync(quick.enqueue_sync(), wait=10)
+    assert len(began) == 5
+    assert all(before == then for before, then in began), began
 
 
 def test_completions_that_wait_for_others_keep_no_failure_waiting(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
