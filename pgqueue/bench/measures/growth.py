@@ -44,12 +44,17 @@ def _connections(count: int, site: Site) -> Sample:
     return cycled(site, "backlog of connections", load(site.sizes.jobs), idle=count - 1)
 
 
-def _measure(what: str, steps: Sequence[int], run: _Run) -> Measure:
+def _measure(what: str, steps: Sequence[int], run: _Run, bars: Sequence[tuple[int, int, float]] = ()) -> Measure:
+    """Compare each step with the first one, and with another where a bar says `(step, other, at_least)`."""
     name = f"growth-{what}"
     variants = [Variant(f"{step:,} {what}", partial(_within, step, run)) for step in steps]
-    first = Place(name, variants[0].name)
+    places = {step: Place(name, variant.name) for step, variant in zip(steps, variants, strict=True)}
     # Nothing worse than logarithmic: a thousand times as much may cost what ten more steps down a tree cost.
-    ratios = [Ratio(f"{v.name} ÷ {variants[0].name}", Place(name, v.name), first) for v in variants[1:]]
+    wanted = [*((step, steps[0], None) for step in steps[1:]), *bars]
+    ratios = [
+        Ratio(f"{places[of].variant} ÷ {places[over].variant}", places[of], places[over], at_least)
+        for of, over, at_least in wanted
+    ]
     return Measure(name, f"Claims with growing numbers: {what}", variants, ratios)
 
 
@@ -61,7 +66,7 @@ def _within(step: int, run: _Run, site: Site) -> Sample:
 MEASURES: Final[Sequence[Measure]] = (
     _measure("waiting", _JOBS, _waiting),
     _measure("finished", (0, *_JOBS), _finished),
-    _measure("claimers", (1, 2, 4, 8, 16, 32, 64), _claimers),
+    _measure("claimers", (1, 2, 4, 8, 16, 32, 64), _claimers, [(64, 4, 0.8)]),
     _measure("queues", (1, 10, 100, 1000), _queues),
     _measure("connections", (1, 10, 100, 200), _connections),
 )
