@@ -28,7 +28,8 @@ LINGER_STEP: Final = 0.001
 LARGE: Final = 8
 ALIKE_AT_MOST: Final = 16
 WRITERS_STEP: Final = 0.005
-#: At least, after a claim that brought as many jobs as bells rang: there is hardly a bell whose job is still to come.
+#: The wait after a claim that brought as many jobs as bells rang, of which hardly one's job is still to come, and for
+#: which bells after jobs are taken as theirs.
 EVEN: Final = 0.005
 #: The part of the time for which commits may ring one after the other; asked for again below half of it.
 RINGING: Final = 0.5
@@ -66,7 +67,7 @@ class Idling:
         }
         #: Ends a sleep; set by `rang`, and by whoever wants a claim now.
         self.bell = asyncio.Event()
-        #: How many bells were heard and jobs came since the last claim that was empty.
+        #: How many bells were heard since it last slept, and jobs came by claims that were to bring more.
         self._bells = 0
         self._came = 0
         self._napping = False
@@ -86,7 +87,7 @@ class Idling:
         self.alike = 1
 
     def rang(self) -> None:
-        """Note a bell, and end a wait, but not a nap after as many jobs or more: it tells of one that has come."""
+        """Note a bell, and end a wait; but not, for a moment, after as many jobs or more: it tells of one of them."""
         self._bells += 1
         if not self._napping or self._bells > self._came:
             self.bell.set()
@@ -137,14 +138,18 @@ class Idling:
         elif jobs:
             # No bell tells of what it left: a claim looks into some of many queues, and passes over what others hold.
             self._came += jobs
-            if self._came == self._bells:
+            if self._came == self._bells and self.bell.is_set():
                 self.bell.clear()
-                step = max(step, EVEN)
+                step = EVEN
+            before = self._bells
             self._napping = True
             try:
-                await self._nap(step)
+                ended = await self._until_bell(min(step, EVEN))
             finally:
                 self._napping = False
+            # One bell tells of many jobs or of one, and others may have taken theirs: none is passed over for long.
+            if step > EVEN and not ended and self._bells == before:
+                await self._nap(step - EVEN)
         else:
             self._bells = self._came = 0
             await self._sleep(max(self._poll * self.crowd, 20 * claim_time))
@@ -191,10 +196,13 @@ class Idling:
         self._slept = self._slept or not self.bell.is_set()
         await self._until_bell(seconds * random.uniform(0.9, 1.1))
 
-    async def _until_bell(self, seconds: float) -> None:
+    async def _until_bell(self, seconds: float) -> bool:
+        """Return whether the bell ended the wait."""
+        rung = True
         try:
             async with asyncio.timeout(seconds):
                 await self.bell.wait()
         except TimeoutError:
-            pass
+            rung = False
         self.bell.clear()
+        return rung

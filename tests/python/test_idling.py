@@ -7,9 +7,11 @@ from typing import Any
 from uuid import uuid4
 
 import psycopg
+import pytest
 
+from pgqueue import idling as idling_module
 from pgqueue.connections import Link
-from pgqueue.idling import Idling
+from pgqueue.idling import EVEN, Idling
 from pgqueue.settings import Settings
 from tests.meet import wait_until
 from tests.python.running import make_app, worker_of
@@ -120,11 +122,12 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_jobs_whose_bells_rang_are_not_looked_for_again_at_once(database: str) -> None:
+def test_jobs_whose_bells_rang_are_not_looked_for_again_at_once(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idling_module, "EVEN", 30.0)
+
     async def body(made: Idling) -> None:
         for _ in range(2):
             made.rang()
-        # A nap of 15 seconds, but for a bell.
         waiting = asyncio.ensure_future(made.wait(2, 30.0))
         await turns()
         assert not waiting.done()
@@ -134,7 +137,9 @@ def test_jobs_whose_bells_rang_are_not_looked_for_again_at_once(database: str) -
     idling(database, body)
 
 
-def test_a_bell_that_comes_after_its_job_ends_no_nap(database: str) -> None:
+def test_a_bell_that_comes_after_its_job_ends_no_nap(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idling_module, "EVEN", 30.0)
+
     async def body(made: Idling) -> None:
         waiting = asyncio.ensure_future(made.wait(2, 30.0))
         for _ in range(2):
@@ -144,6 +149,21 @@ def test_a_bell_that_comes_after_its_job_ends_no_nap(database: str) -> None:
         assert not waiting.done()
         made.rang()
         await waiting
+
+    idling(database, body)
+
+
+def test_no_bell_is_passed_over_for_long(database: str) -> None:
+    async def body(made: Idling) -> None:
+        # As after one bell for many jobs, beside so many workers that naps are long.
+        made.alike = 16
+        async with asyncio.timeout(5):
+            for early in (True, False):
+                waiting = asyncio.ensure_future(made.wait(5, 2.0))
+                await asyncio.sleep(0 if early else 4 * EVEN)
+                assert not waiting.done()
+                made.rang()
+                await waiting
 
     idling(database, body)
 
