@@ -14,6 +14,7 @@ from pgqueue import __version__
 from pgqueue.api.config import ApiConfig
 from pgqueue.api.docs import JsonDocument, OfflineDocument, style_hash
 from pgqueue.api.exchange import AnyRequest, api_of
+from pgqueue.api.heads import ANSWERS_HEAD
 from pgqueue.api.plugin import PgqueuePlugin
 from pgqueue.api.problems import EXCEPTION_HANDLERS
 from pgqueue.client import Client
@@ -37,7 +38,13 @@ def create_app(client: Client | None = None, config: ApiConfig | None = None) ->
             version=__version__,
             description=_DESCRIPTION,
             openapi_router=Router(
-                "/schema", route_handlers=[], include_in_schema=False, before_request=_look, dto=None, return_dto=None
+                "/schema",
+                route_handlers=[],
+                include_in_schema=False,
+                before_request=_look,
+                dto=None,
+                return_dto=None,
+                opt={ANSWERS_HEAD: True},
             ),
             servers=[Server(url="/")],
             render_plugins=[OfflineDocument(), JsonDocument()],
@@ -51,7 +58,7 @@ async def _look(request: AnyRequest) -> None:
         await api_of(request).access.open_to_all()
 
 
-@get("/", include_in_schema=False, sync_to_thread=False)
+@get("/", include_in_schema=False, sync_to_thread=False, opt={ANSWERS_HEAD: True})
 def _root(request: AnyRequest) -> Response[None] | Redirect:
     """Lead people to the page that there is."""
     has_dashboard = any(route.path.startswith("/dashboard") for route in request.app.routes)

@@ -9,6 +9,7 @@ from litestar.types import Scope as AsgiScope
 
 from pgqueue.api.access import EVERYBODY, Identity
 from pgqueue.api.headers import add_strict_headers
+from pgqueue.api.heads import with_head
 from pgqueue.api.problems import Fault, Invalid
 from pgqueue.api.slashes import give_slashes_back
 
@@ -62,7 +63,7 @@ def identity_of(scope: Any) -> Identity:
 def _methods(scope: Any) -> str:
     routes = scope["litestar_app"].routes
     methods = {method for route in routes if route.path == scope["path_template"] for method in route.methods}
-    return ", ".join(sorted(methods))
+    return with_head(methods)
 
 
 def _refuse_unknown(query: bytes, known: frozenset[str]) -> None:

@@ -16,6 +16,7 @@ from pgqueue.api import dead_letters, events, health, jobs, keys, leases, queues
 from pgqueue.api.config import ApiConfig
 from pgqueue.api.core import Api
 from pgqueue.api.guard import Guard
+from pgqueue.api.heads import ANSWERS_HEAD, Heads
 from pgqueue.api.openapi import complete_document
 from pgqueue.api.problems import EXCEPTION_HANDLERS
 from pgqueue.api.slashes import Slashes
@@ -66,6 +67,7 @@ class PgqueuePlugin(InitPlugin, CLIPlugin):
             self.config.path or "/",
             route_handlers=handlers,
             middleware=[Guard],
+            opt={ANSWERS_HEAD: True},
             # Hooks of the app around expect Litestar's own responses.
             after_request=_as_it_is,
             exception_handlers=EXCEPTION_HANDLERS,
@@ -86,7 +88,7 @@ class PgqueuePlugin(InitPlugin, CLIPlugin):
         complete_document(app)
         routing = app.asgi_handler
         # Middleware of an app comes after its routing.
-        app.asgi_handler = Slashes(routing, self._named())
+        app.asgi_handler = Slashes(Heads(routing, app.routes), self._named())
         await self.api.start()
         try:
             yield

@@ -12,6 +12,7 @@ from litestar.exceptions import HTTPException, InternalServerException, Validati
 from msgspec import UNSET, Meta, UnsetType
 
 from pgqueue.api.headers import request_id, strict_headers
+from pgqueue.api.heads import with_head
 from pgqueue.errors import (
     DatabaseConflict,
     DatabaseError,
@@ -229,7 +230,7 @@ def from_http_exception(request: Request[Any, Any, Any], exc: HTTPException) -> 
     headers = {name: value for name, value in (exc.headers or {}).items() if name.lower() != "content-type"}
     allowed = next((headers.pop(name) for name in list(headers) if name.lower() == "allow"), None)
     if allowed is not None:
-        headers["Allow"] = ", ".join(sorted(method.strip() for method in allowed.split(",")))
+        headers["Allow"] = with_head(method.strip() for method in allowed.split(","))
     if isinstance(exc, ValidationException):
         names = getattr(request.scope.get("route_handler"), "opt", {}).get("names", {})
         faults = _parameter_faults(exc.extra, names)

@@ -222,9 +222,9 @@ def test_answers_have_strict_headers_and_an_id(api: Api) -> None:
 def test_methods_and_paths_that_are_not_there(api: Api) -> None:
     answer = api.put("/jobs")
     problem(answer, 405, "method-not-allowed")
-    assert answer.headers["allow"] == "GET, OPTIONS, POST"
+    assert answer.headers["allow"] == "GET, HEAD, OPTIONS, POST"
     problem(api.get("/jobz"), 404, "not-found")
-    assert api.options("/jobs").headers["allow"] == "GET, OPTIONS, POST"
+    assert api.options("/jobs").headers["allow"] == "GET, HEAD, OPTIONS, POST"
 
 
 def test_a_bug_tells_nothing_of_the_inside(api: Api, connection: psycopg.Connection[Any]) -> None:

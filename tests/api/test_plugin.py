@@ -58,6 +58,8 @@ def test_routes_dependencies_and_lifespan_come_with_it(database: str) -> None:
         # Their own errors stay as they are.
         assert client.get("/nothing").json()["detail"] == "Not Found"
         assert client.get("/boom").headers["content-type"] == "application/json"
+        assert client.head("/queue/jobs").status_code == 200
+        assert client.head("/files/x").status_code == 405
         document = client.get("/schema/openapi.json").json()
         assert {"/orders", "/queue/jobs", "/queue/jobs/{job_id}/events"} <= document["paths"].keys()
         assert {"JobView", "Problem", "Json"} <= document["components"]["schemas"].keys()
