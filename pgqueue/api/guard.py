@@ -1,5 +1,6 @@
 """The guard: what every request passes before its handler, and every answer before it leaves."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -10,14 +11,14 @@ from litestar.types import Scope as AsgiScope
 from pgqueue.api.access import EVERYBODY, Identity
 from pgqueue.api.headers import add_strict_headers
 from pgqueue.api.heads import with_head
-from pgqueue.api.problems import Fault, Invalid
+from pgqueue.api.problems import Fault, Invalid, RepeatedParameter
 from pgqueue.api.slashes import give_slashes_back
 
 _IDENTITY: Final = "pgqueue_identity"
 
 
 class Guard:
-    """Middleware of the API's router: keys, scopes, rates, unknown parameters, strict headers."""
+    """Middleware of the API's router: keys, scopes, rates, unknown and repeated parameters, strict headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         """`app` is what comes next."""
@@ -50,7 +51,7 @@ class Guard:
             identity.require(needs)
         known = opt.get("query")
         if known is not None and scope["query_string"]:
-            _refuse_unknown(scope["query_string"], known)
+            _check_query(scope["query_string"], known)
         await self.app(scope, receive, send_strictly)
 
 
@@ -66,10 +67,19 @@ def _methods(scope: Any) -> str:
     return with_head(methods)
 
 
-def _refuse_unknown(query: bytes, known: frozenset[str]) -> None:
-    # A filter that is misspelt and ignored would choose everything.
+def _check_query(query: bytes, known: Mapping[str, bool]) -> None:
+    """Raise what refuses a query. `known`: its parameters, and whether each may stand several times."""
+    seen = set()
     for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        # A filter that is misspelt and ignored would choose everything.
         if name not in known:
             raise Invalid(
                 f"unknown query parameter {name!r}", faults=[Fault("unknown query parameter", parameter=name[:100])]
             )
+        # The framework takes one of its values, and drops the others.
+        if name in seen and not known[name]:
+            raise RepeatedParameter(
+                f"the query parameter {name!r} takes one value and stands more than once",
+                faults=[Fault("must stand once", parameter=name)],
+            )
+        seen.add(name)

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from litestar import Litestar
@@ -52,7 +52,7 @@ JSON_SCHEMA: Final[dict[str, Any]] = {
     ],
 }
 _REASONS: Final = {
-    400: "The body is no JSON.",
+    400: "The body is no JSON, or a query parameter that takes one value stands more than once.",
     401: "A key is needed, or it is unknown, revoked or expired.",
     403: "The key's scopes do not allow this.",
     404: "There is no such thing.",
@@ -112,14 +112,13 @@ def operation(
     for answer in gives.values():
         if answer.body is not None:
             _structs[answer.body.__name__] = answer.body
-    statuses = sorted(always | set(refuses))
 
     @dataclass
     class Described(Operation):
         def __post_init__(self) -> None:
             # Litestar knows about parameters; bodies and answers are ours.
             self.responses = {str(status): _given(answer) for status, answer in gives.items()}
-            for status in statuses:
+            for status in sorted(always | set(refuses)):
                 self.responses[str(status)] = _refused(status)
             if takes is not None:
                 self.request_body = RequestBody(
@@ -128,7 +127,9 @@ def operation(
                 )
 
     def make(handler: F) -> HTTPRouteHandler:
-        inner, names, headers = _with_own_names(handler, path)
+        inner, names, query = _with_own_names(handler, path)
+        if query:
+            always.add(400)
         summary, _, description = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")
         route = HTTPRouteHandler(
             path,
@@ -142,7 +143,7 @@ def operation(
             opt={
                 "needs": needs,
                 "checks_key": checks_key,
-                "query": frozenset(names.values()) - headers,
+                "query": query,
                 "names": names,
             },
             security=[{SECURITY_SCHEME: []}] if needs else None,
@@ -180,15 +181,15 @@ def _refused(status: int) -> OpenAPIResponse:
 
 def _with_own_names(
     handler: Callable[..., Any], path: str
-) -> tuple[Callable[..., Any], dict[str, str], frozenset[str]]:
+) -> tuple[Callable[..., Any], dict[str, str], dict[str, bool]]:
     """Return a handler whose parameters no dependency of an app around this one can have the names of.
 
-    And what each of them is called in requests, and which of these are headers.
+    And what each of them is called in requests, and of which in the query, whether it may stand several times.
     """
     hints = get_type_hints(handler, include_extras=True)
     parameters = dict(inspect.signature(handler).parameters)
     names: dict[str, str] = {}
-    headers = set()
+    query: dict[str, bool] = {}
     for name in list(parameters):
         if name == "request" or f"{{{name}:" in path:
             continue
@@ -196,12 +197,12 @@ def _with_own_names(
         given = next(one for one in told if isinstance(one, ParameterKwarg))
         own = f"pgqueue_{name}"
         names[own] = given.name or name
-        if given.param_type is ParamType.HEADER:
-            headers.add(names[own])
+        if given.param_type is not ParamType.HEADER:
+            query[names[own]] = any(get_origin(one) is list for one in (kind, *get_args(kind)))
         hints[own] = Annotated[kind, dataclasses.replace(given, name=names[own])]
         parameters[own] = parameters.pop(name).replace(name=own, annotation=hints[own])
     if not names:
-        return handler, names, frozenset()
+        return handler, names, query
 
     @functools.wraps(handler)
     async def renaming(**values: Any) -> Any:
@@ -211,7 +212,7 @@ def _with_own_names(
     renaming.__signature__ = inspect.signature(handler).replace(parameters=keywords)  # type: ignore[attr-defined]
     renaming.__annotations__ = hints
     del renaming.__wrapped__
-    return renaming, names, frozenset(headers)
+    return renaming, names, query
 
 
 def components() -> dict[str, Any]:

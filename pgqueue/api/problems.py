@@ -71,6 +71,11 @@ class MalformedJson(ApiError):
     title = "The body is no JSON"
 
 
+class RepeatedParameter(ApiError):
+    problem_type = "repeated-parameter"
+    title = "A query parameter stands more than once"
+
+
 class Unauthenticated(ApiError):
     http_status = 401
     problem_type = "unauthenticated"
