@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ class Settings:
     pool_size       connections at most in each pool of a process (client, tasks' transactions)
     lease           lease asked for by a worker; None: the queue's own
     statement_limit how long one call to the database may take before its connection is given up
+    root_path       what a proxy in front of the API takes away from the beginning of paths, such as "/queue"
     """
 
     dsn: str | None = None
@@ -47,6 +49,7 @@ class Settings:
     log_level: str = "info"
     log_format: LogFormat = "auto"
     statsd: str | None = None
+    root_path: str = ""
 
     def __post_init__(self) -> None:
         for name in _RULES:
@@ -80,6 +83,7 @@ def _positive(seconds: float | None) -> bool:
 
 
 _SECONDS: Final = (_positive, "seconds greater than 0")
+_PATH: Final = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)*")
 _COUNT: Final = (lambda number: number >= 1, "1 or more")
 #: What values must be, and what says so.
 _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
@@ -98,6 +102,10 @@ _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "log_level": (
         lambda text: text.upper() in logging.getLevelNamesMapping(),
         "debug, info, warning, error or critical",
+    ),
+    "root_path": (
+        lambda text: _PATH.fullmatch(text) is not None,
+        "a path such as /queue, of letters, digits and . _ ~ -, without a slash at its end",
     ),
     "log_format": (lambda text: text in ("auto", "json", "console"), "'auto', 'json' or 'console'"),
 }

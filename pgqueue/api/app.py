@@ -15,6 +15,7 @@ from pgqueue.api.config import ApiConfig
 from pgqueue.api.docs import JsonDocument, OfflineDocument, style_hash
 from pgqueue.api.exchange import AnyRequest, api_of
 from pgqueue.api.heads import ANSWERS_HEAD
+from pgqueue.api.paths import path_below, root_of
 from pgqueue.api.plugin import PgqueuePlugin
 from pgqueue.api.problems import EXCEPTION_HANDLERS
 from pgqueue.client import Client
@@ -62,7 +63,10 @@ async def _look(request: AnyRequest) -> None:
 def _root(request: AnyRequest) -> Response[None] | Redirect:
     """Lead people to the page that there is."""
     has_dashboard = any(route.path.startswith("/dashboard") for route in request.app.routes)
-    return Redirect("dashboard" if has_dashboard else "schema", status_code=307)
+    page = "dashboard" if has_dashboard else "schema"
+    root = root_of(request.scope)
+    # Below a root, its own address may come without the slash at which a relative one would begin.
+    return Redirect(f"{root}/{page}" if root else page, status_code=307)
 
 
 class _Document(InitPlugin):
@@ -75,7 +79,7 @@ class _Document(InitPlugin):
         )
 
         async def add_policy(message: dict[str, object], scope: dict[str, object]) -> None:
-            if message["type"] == "http.response.start" and str(scope["path"]).rstrip("/") == "/schema":
+            if message["type"] == "http.response.start" and path_below(scope).rstrip("/") == "/schema":
                 headers = list(message["headers"])  # type: ignore[call-overload]
                 message["headers"] = [*headers, (b"content-security-policy", policy.encode())]
 

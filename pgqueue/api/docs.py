@@ -11,6 +11,7 @@ from litestar.enums import MediaType, OpenAPIMediaType
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 
 from pgqueue.api.openapi import SECURITY_SCHEME
+from pgqueue.api.paths import root_of
 
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
 _NEEDS_KEY: Final = json.dumps({"security": [{SECURITY_SCHEME: []}]})[1:-1]
@@ -38,7 +39,9 @@ class JsonDocument(OpenAPIRenderPlugin):
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
         """Return it. As long as there is no key, operations can do without one."""
-        text = json.dumps(openapi_schema, ensure_ascii=False)
+        root = root_of(request.scope)
+        document = {**openapi_schema, "servers": [{"url": root}]} if root else openapi_schema
+        text = json.dumps(document, ensure_ascii=False)
         if request.app.state.pgqueue.access.any_key is False:
             text = text.replace(_NEEDS_KEY, _MAY_HAVE_KEY)
         return text.encode()

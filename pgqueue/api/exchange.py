@@ -19,6 +19,7 @@ from litestar.types import Receive, Scope, Send
 from msgspec import Raw
 
 from pgqueue.api.core import Api
+from pgqueue.api.paths import asked_path
 from pgqueue.api.problems import Fault, Invalid, UnsupportedMedia, from_decode_error
 from pgqueue.api.slashes import slashes_kept
 
@@ -216,5 +217,6 @@ class gone:  # noqa: N801 (used as a context manager's name is)
 def own_path(request: AnyRequest, *parts: str) -> str:
     """Return a path below the one that was asked, as the client sees it."""
     scope: Any = request.scope
-    base = scope.get("root_path", "").rstrip("/") + scope["path"].rstrip("/")
-    return quote("/".join([base, *parts]), safe="/:@!$&'()*+,;=~" + ("%" if slashes_kept(scope) else ""))
+    return quote(
+        "/".join([asked_path(scope).rstrip("/"), *parts]), safe="/:@!$&'()*+,;=~" + ("%" if slashes_kept(scope) else "")
+    )

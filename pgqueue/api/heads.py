@@ -8,6 +8,8 @@ from litestar.routes import BaseRoute, HTTPRoute
 from litestar.types import ASGIApp, Message, Receive, Send
 from litestar.utils import normalize_path
 
+from pgqueue.api.paths import path_below
+
 #: In the `opt` of routes: their GET answers HEAD too. Other routes of an app around this one are its own affair.
 ANSWERS_HEAD: Final = "pgqueue_answers_head"
 
@@ -23,7 +25,7 @@ class Heads:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer HEAD with the status and headers of GET."""
-        if scope["type"] != "http" or scope["method"] != "HEAD" or not self._paths.fullmatch(_path(scope)):
+        if scope["type"] != "http" or scope["method"] != "HEAD" or not self._takes(scope):
             await self.app(scope, receive, send)
             return
         ended = False
@@ -43,6 +45,9 @@ class Heads:
         get: Any = {**scope, "method": "GET"}
         await self.app(get, receive_until_sent, send_head)
 
+    def _takes(self, scope: Any) -> bool:
+        return self._paths.fullmatch(normalize_path(path_below(scope))) is not None
+
 
 def with_head(methods: Iterable[str]) -> str:
     """Return the value of an Allow header: methods, and HEAD where there is GET."""
@@ -61,7 +66,3 @@ def _pattern(route: HTTPRoute) -> str:
         for part in route.path_components
     ]
     return "/" + "/".join(parts)
-
-
-def _path(scope: Any) -> str:
-    return normalize_path(scope["path"].removeprefix(scope.get("root_path", "")))

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from pgqueue.api.headers import request_id, strict_headers
 from pgqueue.api.heads import with_head
+from pgqueue.api.paths import asked_path
 from pgqueue.errors import (
     DatabaseConflict,
     DatabaseError,
@@ -191,7 +192,7 @@ def problem_response(
         title=title,
         status=status,
         detail=detail,
-        instance=str(scope["path"]),
+        instance=asked_path(scope),
         request_id=request_id(scope),
         retry_after=UNSET if retry_after is None else round(retry_after, 3),
         **members,

@@ -32,11 +32,15 @@ class Door:
         return Settings.load(dsn=self.given_dsn)
 
     @contextmanager
-    def client(self) -> Iterator[Client]:
-        """Give a client. The embedded PostgreSQL is started and migrated when it is first needed."""
-        from pgqueue.client import Client
+    def client(self, **overrides: Any) -> Iterator[Client]:
+        """Give a client. The embedded PostgreSQL is started and migrated when it is first needed.
 
-        with Client(settings=self.settings) as client:
+        `overrides`: settings that options say, None where they do not.
+        """
+        from pgqueue.client import Client
+        from pgqueue.settings import Settings
+
+        with Client(settings=Settings.load(dsn=self.given_dsn, **overrides)) as client:
             yield client
 
     @contextmanager

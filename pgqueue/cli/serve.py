@@ -28,11 +28,14 @@ DEFAULT_PORT: Final = 8080
 @click.command()
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
+@click.option(
+    "--root-path", metavar="PATH", help="What a proxy takes away from paths, as /queue (default: PGQUEUE_ROOT_PATH)."
+)
 @click.option("--no-maintenance", is_flag=True, help="Do not sweep; workers or a scheduler do.")
 @door_options
 @pass_door
 @click.pass_context
-def serve(ctx: click.Context, door: Door, host: str, port: int, no_maintenance: bool) -> None:
+def serve(ctx: click.Context, door: Door, host: str, port: int, root_path: str | None, no_maintenance: bool) -> None:
     """Serve the REST API, its document at /schema and the dashboard at /dashboard.
 
     Until the first API key is made (`pgqueue keys create NAME`) only this machine is served, whatever --host says.
@@ -40,11 +43,11 @@ def serve(ctx: click.Context, door: Door, host: str, port: int, no_maintenance: 
     from pgqueue import log
     from pgqueue.api import ApiConfig, create_app
 
-    with door.client() as client:
+    with door.client(root_path=root_path) as client:
         log.configure(client.settings.log_level, client.settings.log_format)
         host = safe_host(client, host)
         app = create_app(client, ApiConfig(maintenance=not no_maintenance))
-        server = make_server(app, host, port)
+        server = make_server(app, host, port, root_path=client.settings.root_path)
         # What lasts as long as the process need not be looked through by each collection, while requests wait.
         gc.collect()
         gc.freeze()
@@ -88,8 +91,11 @@ def _told_below(record: logging.LogRecord) -> bool:
     return not isinstance(record.msg, OSError)
 
 
-def make_server(app: Litestar, host: str, port: int, *, grace: float = 10.0) -> uvicorn.Server:
-    """Return a server of an app, which ends open streams when it is told to stop."""
+def make_server(app: Litestar, host: str, port: int, *, grace: float = 10.0, root_path: str = "") -> uvicorn.Server:
+    """Return a server of an app, which ends open streams when it is told to stop.
+
+    root_path: what a proxy takes away from the beginning of paths.
+    """
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -121,6 +127,7 @@ def make_server(app: Litestar, host: str, port: int, *, grace: float = 10.0) -> 
             app,
             host=host,
             port=port,
+            root_path=root_path,
             # libuv aborts the process when a descriptor it polls is closed under it, as libpq may close a connection's.
             loop="asyncio",
             log_config=None,

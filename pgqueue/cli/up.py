@@ -103,7 +103,8 @@ def _api(app: App, host: str, port: int | None) -> Iterator[str]:
 
     host = safe_host(app, host)
     with _listening(host, port) as listening:
-        server = make_server(create_app(app, ApiConfig(maintenance=False)), host, port or 0)
+        api = create_app(app, ApiConfig(maintenance=False))
+        server = make_server(api, host, port or 0, root_path=app.settings.root_path)
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve([listening])), name="pgqueue-api", daemon=True
         )

@@ -54,6 +54,11 @@ def test_an_empty_variable_is_no_value() -> None:
             "PGQUEUE_LOG_LEVEL is 'loud'; it must be debug, info, warning, error or critical",
         ),
         ("PGQUEUE_LOG_FORMAT", "xml", "PGQUEUE_LOG_FORMAT is 'xml'; it must be 'auto', 'json' or 'console'"),
+        ("PGQUEUE_ROOT_PATH", "queue", "PGQUEUE_ROOT_PATH is 'queue'; it must be a path such as /queue"),
+        ("PGQUEUE_ROOT_PATH", "/queue/", "PGQUEUE_ROOT_PATH is '/queue/'"),
+        ("PGQUEUE_ROOT_PATH", "//queue", "PGQUEUE_ROOT_PATH is '//queue'"),
+        ("PGQUEUE_ROOT_PATH", "/a/../b", "PGQUEUE_ROOT_PATH is '/a/../b'"),
+        ("PGQUEUE_ROOT_PATH", "/a?b", "PGQUEUE_ROOT_PATH is '/a?b'"),
         ("PGQUEUE_PREPARE", "maybe", "PGQUEUE_PREPARE is 'maybe'; it must be on or off"),
     ],
 )

@@ -27,6 +27,7 @@ from pgqueue.api.dashboard.shell import html
 from pgqueue.api.exchange import AnyRequest, api_of
 from pgqueue.api.health import ready_checks
 from pgqueue.api.jobs import job_page, job_view
+from pgqueue.api.paths import asked_path
 from pgqueue.api.problems import NotFound
 from pgqueue.api.schedules import schedule_views
 from pgqueue.api.values import JobView
@@ -158,8 +159,7 @@ def _ran(job: JobView) -> float | None:
 
 def _here(request: AnyRequest) -> str:
     query = request.scope["query_string"].decode("latin-1")
-    path = str(request.scope.get("root_path", "")).rstrip("/") + str(request.scope["path"])
-    return path + (f"?{query}" if query else "")
+    return asked_path(request.scope) + (f"?{query}" if query else "")
 
 
 @get("/jobs/{job_id:str}")

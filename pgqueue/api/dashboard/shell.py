@@ -20,6 +20,7 @@ from pgqueue.api.access import Identity
 from pgqueue.api.dashboard import charts, words
 from pgqueue.api.exchange import AnyRequest, api_of
 from pgqueue.api.headers import request_id
+from pgqueue.api.paths import asked_path, root_of
 from pgqueue.api.problems import NotFound, Unauthenticated
 from pgqueue.errors import DatabaseError, DatabaseReadOnly, DatabaseUnavailable, PgqueueError, SchemaOutdated
 from pgqueue.log import logger
@@ -58,8 +59,7 @@ _SAID_INSTEAD: Final[tuple[tuple[type[PgqueueError], str], ...]] = (
 
 def base_of(request: AnyRequest) -> str:
     """Return the path of the dashboard as the browser sees it."""
-    root = str(request.scope.get("root_path", "")).rstrip("/")
-    return f"{root}{api_of(request).config.path.rstrip('/')}/dashboard"
+    return f"{root_of(request.scope)}{api_of(request).config.path.rstrip('/')}/dashboard"
 
 
 def html(
@@ -67,7 +67,7 @@ def html(
 ) -> Response[bytes]:
     """Return a page."""
     base = base_of(request)
-    here = str(request.scope.get("root_path", "")).rstrip("/") + str(request.scope["path"]).rstrip("/")
+    here = asked_path(request.scope).rstrip("/")
     flash = _flash_of(request)
 
     def link(page: str, **query: Any) -> str:
@@ -204,9 +204,8 @@ def asset(release: FromPath[str], name: FromPath[str]) -> Response[bytes]:
 def _from_pgqueue_error(request: AnyRequest, exc: PgqueueError) -> Response[Any]:
     if isinstance(exc, Unauthenticated):
         if request.method == "GET" and not request.headers.get("x-live"):
-            asked = str(request.scope["path"])
             query = request.scope["query_string"].decode("latin-1")
-            onward = str(request.scope.get("root_path", "")).rstrip("/") + asked + (f"?{query}" if query else "")
+            onward = asked_path(request.scope) + (f"?{query}" if query else "")
             return redirect(f"{base_of(request)}/login?{urlencode({'next': onward[:250]})}")
         return _problem(request, 401, "Sign in again", "The key is unknown, revoked or expired.")
     said = next((text for kind, text in _SAID_INSTEAD if isinstance(exc, kind)), None)
