@@ -44,8 +44,9 @@ begin
   else
     create function pgqueue.new_job_id() returns uuid language sql volatile parallel safe
       as $f$
-        select (pg_catalog.lpad(pg_catalog.to_hex(pg_catalog.trunc(extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint), 12, '0')
-                || '7' || pg_catalog.substr(pg_catalog.gen_random_uuid()::text, 16))::uuid
+        select (overlay(pg_catalog.lpad(pg_catalog.to_hex(pg_catalog.trunc(extract(epoch from pg_catalog.clock_timestamp()) * 4096000)::bigint), 15, '0')
+                  placing '7' from 13 for 0)
+                || pg_catalog.substr(pg_catalog.gen_random_uuid()::text, 20))::uuid
       $f$;
     create function pgqueue.made_between(job_id uuid, since timestamptz, upto timestamptz) returns boolean
       language sql stable parallel safe
@@ -59,17 +60,17 @@ begin
 end $$;
 comment on function pgqueue.made_between(uuid, timestamptz, timestamptz) is
   'Whether a UUID is of version 7, and made between two instants; null is no. Inlined, so that to ask once costs little.';
-comment on function pgqueue.new_job_id() is 'A UUID of version 7: milliseconds since 1970, then random bits.';
+comment on function pgqueue.new_job_id() is
+  'A UUID of version 7: milliseconds since 1970, 12 bits of the fraction (RFC 9562, 6.2, method 3), then random bits.';
 
 create function pgqueue.new_job_ids(jobs integer) returns uuid[]
   language plpgsql volatile set search_path = pg_catalog, pg_temp
   as $$
 declare
-  chance constant text := gen_random_uuid()::text;
   -- Drawn once and counted on (RFC 9562, 6.2, method 2): random bits for each id are a quarter of what a job costs.
-  head constant text := lpad(to_hex(trunc(extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0')
-                        || '7' || substr(chance, 16, 3) || substr(chance, 20, 4);
-  start constant bigint := 140737488355328 + (('x' || substr(chance, 25, 12))::bit(48)::bigint & 70368744177663);
+  drawn constant text := pgqueue.new_job_id()::text;
+  head constant text := left(drawn, 24);
+  start constant bigint := 140737488355328 + (('x' || right(drawn, 12))::bit(48)::bigint & 70368744177663);
 begin
   return array(select (head || to_hex(start + n))::uuid from generate_series(1, jobs) n);
 end $$;

@@ -327,6 +327,15 @@ def test_job_ids_are_unique_of_version_7_and_carry_the_time(q: Verbs) -> None:
     assert row.before - slack <= row.first <= row.last <= row.after + slack
 
 
+def test_job_ids_made_one_after_the_other_rise(q: Verbs) -> None:
+    """Within a millisecond too, as those of PostgreSQL 18 do, so that an order by id is one of time."""
+    ids = q.value(
+        "select array_agg(case when n % 2 = 0 then pgqueue.new_job_id() else (pgqueue.new_job_ids(3))[1] end)"
+        " from generate_series(1, 1000) n"
+    )
+    assert ids == sorted(ids)
+
+
 def test_id_time_reads_all_48_bits(q: Verbs) -> None:
     for milliseconds in (0, 1, 2**31, 2**32 + 5, 253_370_764_799_999):
         job_id = uuid.UUID(int=milliseconds << 80 | 7 << 76 | 2 << 62)
