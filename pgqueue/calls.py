@@ -265,12 +265,14 @@ WORKER_STOPPED: Final = Call("worker_stopped", "select pgqueue.worker_stopped(%(
 WAIT_FOR_WORK: Final = Call(
     "wait_for_work",
     """select pgqueue.wait_for_work(%(worker_id)s::uuid, %(queues)s::text[], %(job_types)s::text[],
-                                    %(channel)s::text)""",
+                                    %(channel)s::text, %(priorities)s::smallint[], %(listener)s::int)""",
     nothing,
 )
 OPEN_WRITERS: Final = Call("open_writers", "select pgqueue.open_writers()", scalar)
 WRITERS_OPEN: Final = Call("writers_open", "select pgqueue.writers_open(%(writers)s::text[])", scalar)
-STOP_WAITING: Final = Call("stop_waiting", "select pgqueue.stop_waiting(%(worker_id)s::uuid)", nothing)
+STOP_WAITING: Final = Call(
+    "stop_waiting", "select pgqueue.stop_waiting(%(worker_id)s::uuid, %(unheeded)s::text[])", nothing
+)
 SWEEP: Final = Call("sweep", "select step, jobs from pgqueue.sweep()", tuples)
 MEASURE: Final = Call("measure", "select step, jobs from pgqueue.sweep('measure')", tuples)
 EVALUATE_ALERTS: Final = Call("evaluate_alerts", "select step, jobs from pgqueue.sweep('alerts')", tuples)
@@ -409,6 +411,8 @@ RESET: Final = (
 PROBE: Final = "select 1"
 #: A session that only listens is always idle, and no timeout of idle sessions is meant for it.
 STAY: Final = "set idle_session_timeout = 0"
+#: Not what libpq has: a pooler says a number of its own.
+PROCESS: Final = "select pg_backend_pid()"
 RING: Final = Call("ring", "select pg_notify(%(channel)s::text, %(payload)s::text)", nothing)
 RING_WORKERS: Final = Call(
     "ring_workers",

@@ -133,6 +133,7 @@ class Claimer:
         if wanted < 1:
             return None
         self._asked += wanted
+        self._idling.heed()
         return {**self._parameters, "max_jobs": wanted}
 
     def taken(self, asked: int, rows: Sequence[ClaimedJob], claimed_at: float) -> None:
@@ -154,8 +155,10 @@ class Claimer:
         wanted = self._wanted()
         if wanted < 1:
             await self._idling.worked(0, self._claim_time)
-            await self._wait_for_room()
+            if not await self._wait_for_room():
+                await self._idling.full()
             return
+        self._idling.heed()
         began = time.monotonic()
         self._asked += wanted
         try:
@@ -196,16 +199,18 @@ class Claimer:
             return 0
         return min(max(free, ahead) - waiting, MOST_PER_CLAIM)
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_room(self) -> bool:
+        """Return whether there is some."""
         self._room.clear()
         self._hungry = True
         try:
             async with asyncio.timeout(AHEAD):
                 await self._room.wait()
         except TimeoutError:
-            pass
+            return False
         finally:
             self._hungry = False
+        return True
 
     def _take(self, rows: Sequence[ClaimedJob], claimed_at: float) -> None:
         self._buffer.extend(self._admit(rows, claimed_at))

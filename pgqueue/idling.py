@@ -12,7 +12,7 @@ were too many for all of it; and more rarely where the answer changed back and f
 import asyncio
 import random
 import time
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from pgqueue import calls
@@ -33,6 +33,7 @@ WRITERS_STEP: Final = 0.005
 EVEN: Final = 0.005
 #: The part of the time for which commits may ring one after the other; asked for again below half of it.
 RINGING: Final = 0.5
+UNHEEDED_AT_MOST: Final = 64
 BUSY_FOR: Final = 0.5
 BUSY_AT_MOST: Final = 16.0
 
@@ -54,17 +55,22 @@ class Idling:
         worker_id: UUID,
         queues: list[str] | None,
         job_types: list[str],
+        priorities: list[int] | None = None,
     ) -> None:
         """Not on the list yet."""
         self._link = link
         self._notify = settings.wake == "notify"
         self._poll = settings.poll_interval
-        self._registration = {
+        self._registration: dict[str, Any] = {
             "worker_id": worker_id,
             "queues": queues,
             "job_types": job_types,
             "channel": calls.wake_channel(worker_id),
+            "priorities": priorities,
+            "listener": None,
         }
+        #: The queue of each bell that no claim followed yet.
+        self._unheeded: list[str] = []
         #: Ends a sleep; set by `rang`, and by whoever wants a claim now.
         self.bell = asyncio.Event()
         #: How many bells were heard since it last slept, and jobs came by claims that were to bring more.
@@ -86,11 +92,35 @@ class Idling:
         #: Live workers that take the same jobs, this one included.
         self.alike = 1
 
-    def rang(self) -> None:
+    def rang(self, queue: str = "") -> None:
         """Note a bell, and end a wait; but not, for a moment, after as many jobs or more: it tells of one of them."""
         self._bells += 1
+        if queue and len(self._unheeded) < UNHEEDED_AT_MOST:
+            self._unheeded.append(queue)
         if not self._napping or self._bells > self._came:
             self.bell.set()
+
+    def listens(self, process: int | None) -> None:
+        """Note which process of the server hears for this worker; once that is gone, the list does without it."""
+        if process != self._registration["listener"]:
+            self._registration = {**self._registration, "listener": process}
+            self.forget()
+
+    def heed(self) -> None:
+        """Note that a claim begins, which may find what bells told of."""
+        self._unheeded.clear()
+
+    async def full(self) -> None:
+        """Note that there was no room for a while: others are to have what bells told of."""
+        if self._unheeded:
+            await self.leave()
+
+    async def leave(self) -> None:
+        """Leave the list, and have others woken for bells that no claim followed."""
+        if self.registered or self._unheeded:
+            self.registered = False
+            unheeded, self._unheeded = self._unheeded, []
+            await self._link.call(calls.STOP_WAITING, worker_id=self._registration["worker_id"], unheeded=unheeded)
 
     def forget(self) -> None:
         """Take it that the list may have lost us, as after a lost connection."""
@@ -110,9 +140,10 @@ class Idling:
         self._jobs += jobs
         weighed = self._weigh(now, claim_time) if self.registered else None
         if weighed is not None and (not weighed.slept or weighed.ringing > RINGING):
-            self.registered = False
             self._left_at = now
-            await self._link.call(calls.STOP_WAITING, worker_id=self._registration["worker_id"])
+            if jobs:
+                self.heed()
+            await self.leave()
 
     async def wait(self, jobs: int, claim_time: float) -> None:
         """Wait as long as it makes sense after a claim of so many jobs, which was to bring more.
@@ -124,7 +155,7 @@ class Idling:
         step = max(LINGER_STEP, claim_time * min(max(jobs / LARGE, 0.5), 2.0)) * min(self.alike, ALIKE_AT_MOST)
         if not self.registered and self._lingers(now, claim_time):
             await self._nap(step)
-        elif not self._notify:
+        elif not self._notify or self._registration["listener"] is None:
             await self._sleep(max(self._poll, 20 * claim_time))
         elif not self.registered:
             await self._register(now)
@@ -182,8 +213,9 @@ class Idling:
             self._busy_for = min(self._busy_for * 2, BUSY_AT_MOST)
         elif self._busy_for > BUSY_FOR:
             self._busy_for = max(self._busy_for / 2, BUSY_FOR)
-        await self._link.call(calls.WAIT_FOR_WORK, **self._registration)
-        self.registered = True
+        registration = self._registration
+        await self._link.call(calls.WAIT_FOR_WORK, **registration)
+        self.registered = registration is self._registration
         self._registered_at = time.monotonic()
         self._bells = self._came = 0
         self._count_anew(self._registered_at)

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg.pq import ConnStatus
@@ -34,6 +34,8 @@ class Listener:
         self._heard = heard
         self._tests: dict[str, asyncio.Event] = {}
         self.ready = asyncio.Event()
+        #: The server process that listens, None before there was one.
+        self.process: int | None = None
         self._connection: AsyncConnection | None = None
 
     async def run(self) -> None:
@@ -80,6 +82,7 @@ class Listener:
         try:
             connection.add_notify_handler(lambda notice: self._tell(notice.channel, notice.payload))
             await self._execute(connection, calls.STAY, *self._statements)
+            self.process = await self._execute(connection, calls.PROCESS)
             self.ready.set()
             self._heard("", "")
             broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -93,15 +96,18 @@ class Listener:
             self._connection = None
             hang_up(connection)
 
-    async def _execute(self, connection: AsyncConnection, *statements: str) -> None:
+    async def _execute(self, connection: AsyncConnection, *statements: str) -> Any:
+        """Return the one value of the last statement, None for one without rows."""
         try:
             async with asyncio.timeout(self._settings.statement_limit):
                 for statement in statements:
-                    await connection.execute(statement.encode())
+                    cursor = await connection.execute(statement.encode())
+                row = await cursor.fetchone() if cursor.description else None
         except psycopg.Error as exc:
             raise from_db(exc) from exc
         except TimeoutError:
             raise DatabaseUnavailable("the connection does not answer") from None
+        return row and row[0]
 
     def _read(self, connection: AsyncConnection, broken: asyncio.Future[None]) -> None:
         pgconn = connection.pgconn

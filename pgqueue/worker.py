@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal, TypedDict
 from uuid import UUID, uuid4
 
@@ -84,7 +85,7 @@ class Worker:
         self._job_types = tasks.names
         self._claims = Link(dsn, settings, "pgqueue worker")
         self._finisher = Finisher(Link(dsn, settings, "pgqueue finisher"), self.worker_id, self._settled)
-        self._idling = Idling(self._claims, settings, self.worker_id, self.queues, self._job_types)
+        self._idling = Idling(self._claims, settings, self.worker_id, self.queues, self._job_types, self.priorities)
         self._claiming: Final[dict[str, Any]] = {
             "worker_id": self.worker_id,
             "queues": self.queues,
@@ -120,6 +121,7 @@ class Worker:
         self._claimer: Claimer
         self._background: Background
         self._services: JobServices
+        self._listener: Listener
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -149,8 +151,8 @@ class Worker:
             self._background.start()
             if self.settings.wake == "notify":
                 channel = calls.wake_channel(self.worker_id)
-                listener = Listener(self._dsn, self.settings, [channel], self._heard)
-                jobs += [self._part("listener", listener.run()), self._spawn(self._test(listener))]
+                self._listener = Listener(self._dsn, self.settings, [channel], self._heard)
+                jobs += [self._part("listener", self._listener.run()), self._spawn(self._test(self._listener))]
             jobs.append(self._part("finisher", self._finisher.run()))
             claiming = self._part("claimer", self._claimer.run())
             jobs.append(claiming)
@@ -247,6 +249,9 @@ class Worker:
         self._claimer.stop()
         # A claim that is under way still brings jobs, to be given back.
         await asyncio.wait([claiming], timeout=2.0)
+        with suppress(PgqueueError, TimeoutError):
+            async with asyncio.timeout(2.0):
+                await self._idling.leave()
         await self._quiet_within(deadline - time.monotonic())
         self._hurry.clear()
         for held in list(self._executor.running):
@@ -260,6 +265,7 @@ class Worker:
                 # A sign of life must not come after the last word.
                 await asyncio.to_thread(self._background.stop, 1.0)
                 await self._sender.flush_last(self._claims)
+                await self._idling.leave()
                 await self._claims.call(calls.WORKER_STOPPED, worker_id=self.worker_id)
         except (TimeoutError, PgqueueError) as exc:
             _log.warning("stopped without writing everything down", waiting=self._finisher.waiting, error=str(exc))
@@ -444,7 +450,9 @@ class Worker:
     def _heard(self, channel: str, payload: str) -> None:
         verb, _, job_id = payload.partition(" ")
         if verb != "cancel":
-            self._idling.rang()
+            if not channel:
+                self._idling.listens(self._listener.process)
+            self._idling.rang(payload)
             if self._membership is not None and payload:
                 self._membership.relay()
                 self._heartbeat.nudge()

@@ -429,9 +429,12 @@ create table pgqueue.waiting (
   worker_id uuid primary key,
   channel text not null,
   queues text[],
-  job_types text[]
+  job_types text[],
+  priorities smallint[],
+  listener int
 );
 comment on table pgqueue.waiting is 'Workers that sleep and want a bell on their channel; null arrays mean any.';
+comment on column pgqueue.waiting.listener is 'The server process that hears for it, without which the row is of no use; null: unknown.';
 
 create table pgqueue.watchers (
   watcher_id uuid primary key,
@@ -1517,15 +1520,16 @@ begin
   if current_setting('pgqueue.wake', true) is not distinct from 'off' then
     return;
   end if;
-  -- Random, so that a bell which meets a worker that has just found work does not always meet the same one.
+  -- Random, so that a bell which meets a worker that has just found work does not always meet the same one. Of those that
+  -- take some priorities alone as many again, since what the new jobs have is not known here.
   perform pg_notify(chosen.channel, ring.queue)
-     from (select w.channel from pgqueue.waiting w
+     from (select w.channel, row_number() over (partition by w.priorities order by random()) as place from pgqueue.waiting w
             where (w.queues is null or ring.queue = any (w.queues))
-              and (w.job_types is null or ring.job_types is null or w.job_types && ring.job_types)
-            order by random() limit least(ring.jobs, 64)) chosen;
+              and (w.job_types is null or ring.job_types is null or w.job_types && ring.job_types)) chosen
+    where chosen.place <= least(ring.jobs, 64);
 end $$;
 comment on function pgqueue.ring(text, bigint, text[]) is
-  'Wakes as many sleeping workers of a queue as there are new jobs, each on its own channel.';
+  'Wakes as many sleeping workers of a queue as there are new jobs, each on its own channel, of each kind of priorities.';
 
 create function pgqueue.lower_cursor(queue text, priority smallint, seq bigint) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
@@ -4549,8 +4553,11 @@ begin
    where k.ctid = any (array(select i.ctid from pgqueue.idempotency_keys i where i.expires_at <= pgqueue.clock()
                               order by i.expires_at limit max_jobs for update skip locked));
   get diagnostics removed = row_count;
+  -- Bells for workers that were killed are lost. What was read of the server's processes must be younger than the rows.
+  perform pg_stat_clear_snapshot();
   delete from pgqueue.waiting w
-   where not exists (select from pgqueue.workers k where k.worker_id = w.worker_id and k.last_heartbeat > pgqueue.clock() - interval '60 seconds');
+   where not exists (select from pgqueue.workers k where k.worker_id = w.worker_id and k.last_heartbeat > pgqueue.clock() - interval '60 seconds')
+      or w.listener is not null and not exists (select from pg_stat_get_activity(w.listener));
   get diagnostics gone = row_count;
   removed := removed + gone;
   -- A day, so that the reaper can still name the worker whose lease ran out.
@@ -4745,23 +4752,31 @@ create function pgqueue.worker_stopped(worker_id uuid) returns void
   $$;
 comment on function pgqueue.worker_stopped is 'Takes a worker off the list.';
 
-create function pgqueue.wait_for_work(worker_id uuid, queues text[], job_types text[], channel text) returns text[]
+create function pgqueue.wait_for_work(
+  worker_id uuid, queues text[], job_types text[], channel text, priorities smallint[] default null, listener int default null)
+  returns text[]
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 begin
-  insert into pgqueue.waiting as w (worker_id, channel, queues, job_types)
-    values (wait_for_work.worker_id, wait_for_work.channel, wait_for_work.queues, wait_for_work.job_types)
+  insert into pgqueue.waiting as w (worker_id, channel, queues, job_types, priorities, listener)
+    values (wait_for_work.worker_id, wait_for_work.channel, wait_for_work.queues, wait_for_work.job_types,
+            wait_for_work.priorities, wait_for_work.listener)
     on conflict on constraint waiting_pkey do update
-       set channel = excluded.channel, queues = excluded.queues, job_types = excluded.job_types
-     where (w.channel, w.queues, w.job_types) is distinct from (excluded.channel, excluded.queues, excluded.job_types);
+       set channel = excluded.channel, queues = excluded.queues, job_types = excluded.job_types,
+           priorities = excluded.priorities, listener = excluded.listener
+     where w is distinct from excluded;
   return null;
 end $$;
-comment on function pgqueue.wait_for_work is 'Asks for a bell on `channel` when jobs of these queues and types arrive. Ask open_writers() next.';
+comment on function pgqueue.wait_for_work is 'Asks for a bell on `channel` when jobs of these queues, types and priorities arrive, until the server process `listener`, which hears it, is gone. Ask open_writers() next.';
 
-create function pgqueue.stop_waiting(worker_id uuid) returns void
+create function pgqueue.stop_waiting(worker_id uuid, unheeded text[] default '{}') returns void
   language sql security definer set search_path = pg_catalog, pg_temp
-  as $$ delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id $$;
-comment on function pgqueue.stop_waiting is 'Takes a worker off the list of those to wake.';
+  as $$
+    delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id;
+    select pgqueue.ring(b.queue, count(*)) from unnest(unheeded) b(queue) group by b.queue order by b.queue
+  $$;
+comment on function pgqueue.stop_waiting is
+  'Takes a worker off the list of those to wake, and wakes others for the bells of which it made nothing, a queue each.';
 
 create function pgqueue.writers_open(writers text[]) returns boolean
   language sql volatile security definer set search_path = pg_catalog, pg_temp

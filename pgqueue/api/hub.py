@@ -323,6 +323,11 @@ class Hub:
             if watch.wants(event):
                 watch.put(self._count, event)
 
+    @property
+    def listener(self) -> int | None:
+        """The server process that hears what the hub hears, None before there is one."""
+        return None if self._listener is None else self._listener.process
+
     def _listen(self) -> None:
         self._listener = Listener(self._dsn, self._settings, (STATUS_CHANNEL, self.wake_channel), self._heard)
         self._listener_task = asyncio.get_running_loop().create_task(self._listener.run())

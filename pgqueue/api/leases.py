@@ -98,6 +98,8 @@ async def _wait_for_jobs(api: Api, asked: Claim, parameters: dict[str, Any], lef
             queues=asked.queues,
             job_types=asked.job_types,
             channel=api.hub.wake_channel,
+            priorities=parameters["priorities"],
+            listener=api.hub.listener,
         )
         try:
             while not rows and not left.done():
@@ -118,7 +120,7 @@ async def _wait_for_jobs(api: Api, asked: Claim, parameters: dict[str, Any], lef
 async def _stop_waiting(api: Api, worker_id: UUID) -> None:
     # A bell too many does no harm, and the sweep removes who is gone.
     with suppress(PgqueueError):
-        await api.call(calls.STOP_WAITING, worker_id=worker_id)
+        await api.call(calls.STOP_WAITING, worker_id=worker_id, unheeded=[])
 
 
 async def _sign_of_life(api: Api, asked: Claim, key: str | None) -> None:

@@ -425,9 +425,12 @@ create table pgqueue.waiting (
   worker_id uuid primary key,
   channel text not null,
   queues text[],
-  job_types text[]
+  job_types text[],
+  priorities smallint[],
+  listener int
 );
 comment on table pgqueue.waiting is 'Workers that sleep and want a bell on their channel; null arrays mean any.';
+comment on column pgqueue.waiting.listener is 'The server process that hears for it, without which the row is of no use; null: unknown.';
 
 create table pgqueue.watchers (
   watcher_id uuid primary key,

@@ -66,15 +66,16 @@ begin
   if current_setting('pgqueue.wake', true) is not distinct from 'off' then
     return;
   end if;
-  -- Random, so that a bell which meets a worker that has just found work does not always meet the same one.
+  -- Random, so that a bell which meets a worker that has just found work does not always meet the same one. Of those that
+  -- take some priorities alone as many again, since what the new jobs have is not known here.
   perform pg_notify(chosen.channel, ring.queue)
-     from (select w.channel from pgqueue.waiting w
+     from (select w.channel, row_number() over (partition by w.priorities order by random()) as place from pgqueue.waiting w
             where (w.queues is null or ring.queue = any (w.queues))
-              and (w.job_types is null or ring.job_types is null or w.job_types && ring.job_types)
-            order by random() limit least(ring.jobs, 64)) chosen;
+              and (w.job_types is null or ring.job_types is null or w.job_types && ring.job_types)) chosen
+    where chosen.place <= least(ring.jobs, 64);
 end $$;
 comment on function pgqueue.ring(text, bigint, text[]) is
-  'Wakes as many sleeping workers of a queue as there are new jobs, each on its own channel.';
+  'Wakes as many sleeping workers of a queue as there are new jobs, each on its own channel, of each kind of priorities.';
 
 create function pgqueue.lower_cursor(queue text, priority smallint, seq bigint) returns void
   language sql security definer set search_path = pg_catalog, pg_temp

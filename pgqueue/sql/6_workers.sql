@@ -34,23 +34,31 @@ create function pgqueue.worker_stopped(worker_id uuid) returns void
   $$;
 comment on function pgqueue.worker_stopped is 'Takes a worker off the list.';
 
-create function pgqueue.wait_for_work(worker_id uuid, queues text[], job_types text[], channel text) returns text[]
+create function pgqueue.wait_for_work(
+  worker_id uuid, queues text[], job_types text[], channel text, priorities smallint[] default null, listener int default null)
+  returns text[]
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 begin
-  insert into pgqueue.waiting as w (worker_id, channel, queues, job_types)
-    values (wait_for_work.worker_id, wait_for_work.channel, wait_for_work.queues, wait_for_work.job_types)
+  insert into pgqueue.waiting as w (worker_id, channel, queues, job_types, priorities, listener)
+    values (wait_for_work.worker_id, wait_for_work.channel, wait_for_work.queues, wait_for_work.job_types,
+            wait_for_work.priorities, wait_for_work.listener)
     on conflict on constraint waiting_pkey do update
-       set channel = excluded.channel, queues = excluded.queues, job_types = excluded.job_types
-     where (w.channel, w.queues, w.job_types) is distinct from (excluded.channel, excluded.queues, excluded.job_types);
+       set channel = excluded.channel, queues = excluded.queues, job_types = excluded.job_types,
+           priorities = excluded.priorities, listener = excluded.listener
+     where w is distinct from excluded;
   return null;
 end $$;
-comment on function pgqueue.wait_for_work is 'Asks for a bell on `channel` when jobs of these queues and types arrive. Ask open_writers() next.';
+comment on function pgqueue.wait_for_work is 'Asks for a bell on `channel` when jobs of these queues, types and priorities arrive, until the server process `listener`, which hears it, is gone. Ask open_writers() next.';
 
-create function pgqueue.stop_waiting(worker_id uuid) returns void
+create function pgqueue.stop_waiting(worker_id uuid, unheeded text[] default '{}') returns void
   language sql security definer set search_path = pg_catalog, pg_temp
-  as $$ delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id $$;
-comment on function pgqueue.stop_waiting is 'Takes a worker off the list of those to wake.';
+  as $$
+    delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id;
+    select pgqueue.ring(b.queue, count(*)) from unnest(unheeded) b(queue) group by b.queue order by b.queue
+  $$;
+comment on function pgqueue.stop_waiting is
+  'Takes a worker off the list of those to wake, and wakes others for the bells of which it made nothing, a queue each.';
 
 create function pgqueue.writers_open(writers text[]) returns boolean
   language sql volatile security definer set search_path = pg_catalog, pg_temp

@@ -1,6 +1,7 @@
 """When a worker asks for the bell, and when it claims by itself."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,8 +14,10 @@ from pgqueue import idling as idling_module
 from pgqueue.connections import Link
 from pgqueue.idling import EVEN, Idling
 from pgqueue.settings import Settings
+from tests.conftest import Connect
 from tests.meet import wait_until
 from tests.python.running import make_app, worker_of
+from tests.sql.test_2_notices import Ear
 
 Session = psycopg.Connection[Any]
 #: Seconds.
@@ -29,6 +32,7 @@ def idling(database: str, body: Callable[[Idling], Awaitable[None]]) -> None:
         link = Link(database, settings, "test")
         made = Idling(link, settings, uuid4(), None, ["t"])
         try:
+            made.listens(1)
             made.bell.set()
             while not made.registered or made._writers:
                 await made.wait(0, CLAIM)
@@ -115,6 +119,78 @@ def test_who_is_busy_without_a_break_leaves_the_list(database: str, connection: 
         assert listed(connection) == []
 
     idling(database, body)
+
+
+def ear(connect: Connect) -> Ear:
+    """One who waits too, and hears what it is rung for."""
+    connect().execute(
+        "select pgqueue.worker_started(w, 'w', 'h', 1, null, null, null, null, 1, '1'),"
+        " pgqueue.wait_for_work(w, null, null, 'ear') from gen_random_uuid() w"
+    )
+    return Ear(connect, "ear")
+
+
+def test_who_has_no_room_hands_its_bells_on(database: str, connection: Session, connect: Connect) -> None:
+    async def body(made: Idling) -> None:
+        other = ear(connect)
+        await made.full()
+        assert made.registered
+        made.rang("mail")
+        made.heed()
+        await made.full()
+        assert made.registered
+        assert other.heard() == []
+        made.rang("mail")
+        made.rang("default")
+        await made.full()
+        assert sorted(other.heard()) == [("ear", "default"), ("ear", "mail")]
+        assert len(listed(connection)) == 1
+        await made.full()
+        await made.leave()
+        assert other.heard() == []
+
+    idling(database, body)
+
+
+@pytest.mark.parametrize("state", ["its only slot is taken", "it drains"])
+def test_no_bell_stays_with_a_worker_that_takes_no_jobs(
+    database: str, connection: Session, connect: Connect, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    # It does not leave the list for being busy all the time.
+    monkeypatch.setattr(idling_module, "BUSY_FOR", 60.0)
+    app = make_app(database, poll_interval=60.0)
+    release, begun = threading.Event(), threading.Event()
+
+    @app.task("held")
+    def held() -> None:
+        begun.set()
+        release.wait(30)
+
+    with worker_of(app, concurrency=1) as worker:
+        try:
+            wait_until(lambda: bool(listed(connection)))
+            connection.execute("insert into pgqueue.jobs (job_type) values ('held')")
+            assert begun.wait(10)
+            if state == "it drains":
+                worker.request_stop()
+                wait_until(lambda: not listed(connection))
+            other = ear(connect)
+            for _ in range(8):
+                connection.execute("insert into pgqueue.jobs (job_type) values ('held')")
+                wait_until(lambda: bool(other.heard()))
+        finally:
+            release.set()
+
+
+def test_a_listener_that_connects_anew_is_on_the_list_anew(database: str, connection: Session) -> None:
+    app = make_app(database, poll_interval=60.0)
+    app.task("t")(lambda: None)
+    one = "select w.listener from pgqueue.waiting w join pg_stat_activity a on a.pid = w.listener"
+    with worker_of(app):
+        wait_until(lambda: connection.execute(one).fetchone() is not None)
+        (before,) = connection.execute(one).fetchone() or (None,)
+        connection.execute("select pg_terminate_backend(%s)", [before])
+        wait_until(lambda: connection.execute(one + " and a.pid <> %s", [before]).fetchone() is not None)
 
 
 async def turns() -> None:

@@ -10,6 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Connect
+from tests.meet import wait_until
 from tests.sql.test_2_notices import WATCHER, Ear, whole_life
 from tests.sql.verbs import WORKER, Verbs
 
@@ -80,6 +81,43 @@ def test_only_those_are_rung_who_serve_queue_and_type(q: Verbs, connect: Connect
     assert who(queue="mail", job_type="receive") == {any_work, mail}
     assert who(queue="other") == {any_work, other}
     assert who(queue="nobody's") == {any_work}
+
+
+def test_those_of_some_priorities_are_rung_beside_the_others(q: Verbs, connect: Connect) -> None:
+    """A bell does not say what priority a job has: it must not go to somebody alone who may not take it."""
+    channels = waiting(q, 2)
+    q.session.execute("select pgqueue.wait_for_work(%s, null, null, 'some', '{0,1}')", [WORKER])
+    heard = rung(connect, [*channels, "some"])
+    for _ in range(10):
+        q.insert()
+        got = {channel for channel, _ in heard()}
+        assert "some" in got
+        assert len(got) == 2
+
+
+def test_who_leaves_has_others_woken_for_the_bells_it_made_nothing_of(q: Verbs, connect: Connect) -> None:
+    both, mail = waiting(q, 1)[0], waiting(q, 1, ["mail"])[0]
+    q.session.execute("select pgqueue.wait_for_work(%s, null, null, 'leaves')", [WORKER])
+    heard = rung(connect, [both, mail, "leaves"])
+    q.session.execute("select pgqueue.stop_waiting(%s, '{mail,default,mail}')", [WORKER])
+    assert sorted(heard()) == sorted([(both, "default"), (both, "mail"), (mail, "mail")])
+    q.session.execute("select pgqueue.stop_waiting(%s)", [WORKER])
+    assert heard() == []
+
+
+def test_whose_listener_is_gone_is_rung_no_more(q: Verbs, connect: Connect) -> None:
+    listener = connect()
+    worker_lives = "select pgqueue.worker_started(%s, 'w', 'h', 1, null, null, null, null, 1, '1')"
+    for worker, process in ((uuid.uuid4(), listener.info.backend_pid), (uuid.uuid4(), None)):
+        q.session.execute(worker_lives, [worker])
+        q.session.execute("select pgqueue.wait_for_work(%s, null, null, 'bell', null, %s)", [worker, process])
+    q.sweep("prune")
+    assert q.value("select count(*) from pgqueue.waiting") == 2
+    process = listener.info.backend_pid
+    listener.close()
+    wait_until(lambda: not q.rows("select from pg_stat_activity where pid = %s", [process]))
+    q.sweep("prune")
+    assert q.rows("select listener from pgqueue.waiting") == [(None,)]
 
 
 def test_odd_queue_names_ring_too(q: Verbs, connect: Connect) -> None:
