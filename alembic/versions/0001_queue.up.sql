@@ -3511,6 +3511,9 @@ declare
   j pgqueue.jobs;
   moved bigint := 0;
 begin
+  -- Bells for workers that were killed are lost. What was read of the server's processes must be younger than the rows.
+  perform pg_stat_clear_snapshot();
+  delete from pgqueue.waiting w where w.listener is not null and not exists (select from pg_stat_get_activity(w.listener));
   if ids = '{}' then
     return 0;
   end if;
@@ -3553,7 +3556,7 @@ begin
   end loop;
   return moved;
 end $$;
-comment on function pgqueue.sweep_leases is 'A step of the sweep: takes back jobs whose leases ran out.';
+comment on function pgqueue.sweep_leases is 'A step of the sweep: takes back jobs whose leases ran out, and takes workers whose listener is gone off the list of those to wake.';
 
 create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -4553,11 +4556,8 @@ begin
    where k.ctid = any (array(select i.ctid from pgqueue.idempotency_keys i where i.expires_at <= pgqueue.clock()
                               order by i.expires_at limit max_jobs for update skip locked));
   get diagnostics removed = row_count;
-  -- Bells for workers that were killed are lost. What was read of the server's processes must be younger than the rows.
-  perform pg_stat_clear_snapshot();
   delete from pgqueue.waiting w
-   where not exists (select from pgqueue.workers k where k.worker_id = w.worker_id and k.last_heartbeat > pgqueue.clock() - interval '60 seconds')
-      or w.listener is not null and not exists (select from pg_stat_get_activity(w.listener));
+   where not exists (select from pgqueue.workers k where k.worker_id = w.worker_id and k.last_heartbeat > pgqueue.clock() - interval '60 seconds');
   get diagnostics gone = row_count;
   removed := removed + gone;
   -- A day, so that the reaper can still name the worker whose lease ran out.

@@ -111,12 +111,12 @@ def test_whose_listener_is_gone_is_rung_no_more(q: Verbs, connect: Connect) -> N
     for worker, process in ((uuid.uuid4(), listener.info.backend_pid), (uuid.uuid4(), None)):
         q.session.execute(worker_lives, [worker])
         q.session.execute("select pgqueue.wait_for_work(%s, null, null, 'bell', null, %s)", [worker, process])
-    q.sweep("prune")
+    q.sweep("leases")
     assert q.value("select count(*) from pgqueue.waiting") == 2
     process = listener.info.backend_pid
     listener.close()
     wait_until(lambda: not q.rows("select from pg_stat_activity where pid = %s", [process]))
-    q.sweep("prune")
+    q.sweep("leases")
     assert q.rows("select listener from pgqueue.waiting") == [(None,)]
 
 
