@@ -167,20 +167,7 @@ class Idling:
             else:
                 self._writers = []
         elif jobs:
-            # No bell tells of what it left: a claim looks into some of many queues, and passes over what others hold.
-            self._came += jobs
-            if self._came == self._bells and self.bell.is_set():
-                self.bell.clear()
-                step = EVEN
-            before = self._bells
-            self._napping = True
-            try:
-                ended = await self._until_bell(min(step, EVEN))
-            finally:
-                self._napping = False
-            # One bell tells of many jobs or of one, and others may have taken theirs: none is passed over for long.
-            if step > EVEN and not ended and self._bells == before:
-                await self._nap(step - EVEN)
+            await self._nap_after(jobs, step)
         else:
             self._bells = self._came = 0
             await self._sleep(max(self._poll * self.crowd, 20 * claim_time))
@@ -220,6 +207,23 @@ class Idling:
         self._bells = self._came = 0
         self._count_anew(self._registered_at)
         self._writers = await self._link.call(calls.OPEN_WRITERS) or []
+
+    async def _nap_after(self, jobs: int, seconds: float) -> None:
+        """Pass over the bells of so many jobs, which have come already, for EVEN at most."""
+        # No bell tells of what a claim left: it looks into some of many queues, and passes over what others hold.
+        self._came += jobs
+        if self._came == self._bells and self.bell.is_set():
+            self.bell.clear()
+            seconds = EVEN
+        before = self._bells
+        self._napping = True
+        try:
+            ended = await self._until_bell(min(seconds, EVEN))
+        finally:
+            self._napping = False
+        # One bell tells of many jobs or of one, and others may have taken theirs: none is passed over for long.
+        if seconds > EVEN and not ended and self._bells == before:
+            await self._nap(seconds - EVEN)
 
     async def _nap(self, seconds: float) -> None:
         await self._until_bell(seconds)
