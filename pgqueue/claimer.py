@@ -133,7 +133,6 @@ class Claimer:
         if wanted < 1:
             return None
         self._asked += wanted
-        self._idling.heed()
         return {**self._parameters, "max_jobs": wanted}
 
     def taken(self, asked: int, rows: Sequence[ClaimedJob], claimed_at: float) -> None:
@@ -158,7 +157,7 @@ class Claimer:
             if not await self._wait_for_room():
                 await self._idling.full()
             return
-        self._idling.heed()
+        heard = self._idling.heed()
         began = time.monotonic()
         self._asked += wanted
         try:
@@ -169,6 +168,8 @@ class Claimer:
         took = min(time.monotonic() - began, HELD_UP * self._claim_time)
         self._claim_time += (took - self._claim_time) * 0.1
         more = len(rows) * 2 >= wanted
+        if len(rows) >= wanted:
+            self._idling.left_over(heard[wanted:])
         if rows:
             self._take(rows, began)
             if not more:

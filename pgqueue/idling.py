@@ -12,11 +12,13 @@ were too many for all of it; and more rarely where the answer changed back and f
 import asyncio
 import random
 import time
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from pgqueue import calls
 from pgqueue.connections import Link
+from pgqueue.errors import PgqueueError
 from pgqueue.log import logger
 from pgqueue.settings import Settings
 
@@ -87,6 +89,8 @@ class Idling:
         self._registered_at = 0.0
         self._writers: list[str] = []
         self.registered = False
+        #: Whether the list may have us.
+        self._listed = False
         #: So many times longer it sleeps on a bell, since others look for lost ones too.
         self.crowd = 1.0
         #: Live workers that take the same jobs, this one included.
@@ -102,25 +106,41 @@ class Idling:
 
     def listens(self, process: int | None) -> None:
         """Note which process of the server hears for this worker; once that is gone, the list does without it."""
-        if process != self._registration["listener"]:
-            self._registration = {**self._registration, "listener": process}
-            self.forget()
+        self._registration = {**self._registration, "listener": process}
+        self.forget()
 
-    def heed(self) -> None:
-        """Note that a claim begins, which may find what bells told of."""
-        self._unheeded.clear()
+    def heed(self) -> list[str]:
+        """Note that a claim begins, which may find what bells told of; return these."""
+        heard, self._unheeded = self._unheeded, []
+        return heard
+
+    def left_over(self, bells: list[str]) -> None:
+        """Note that the claim that was to follow these bells had no room for what they told of."""
+        self._unheeded[:0] = bells
 
     async def full(self) -> None:
         """Note that there was no room for a while: others are to have what bells told of."""
         if self._unheeded:
-            await self.leave()
+            await self._leave(self.heed())
 
-    async def leave(self) -> None:
+    async def away(self) -> None:
+        """Leave the list for good, and have others woken for what is heard all the same, until cancelled."""
+        while True:
+            self.bell.clear()
+            if self._listed or self._unheeded:
+                with suppress(PgqueueError):
+                    await self._leave(self.heed())
+            await self.bell.wait()
+
+    async def _leave(self, unheeded: list[str]) -> None:
         """Leave the list, and have others woken for bells that no claim followed."""
-        if self.registered or self._unheeded:
-            self.registered = False
-            unheeded, self._unheeded = self._unheeded, []
+        self.registered = False
+        try:
             await self._link.call(calls.STOP_WAITING, worker_id=self._registration["worker_id"], unheeded=unheeded)
+        except BaseException:
+            self.left_over(unheeded)
+            raise
+        self._listed = False
 
     def forget(self) -> None:
         """Take it that the list may have lost us, as after a lost connection."""
@@ -141,9 +161,8 @@ class Idling:
         weighed = self._weigh(now, claim_time) if self.registered else None
         if weighed is not None and (not weighed.slept or weighed.ringing > RINGING):
             self._left_at = now
-            if jobs:
-                self.heed()
-            await self.leave()
+            # With jobs, it goes on claiming.
+            await self._leave([] if jobs else self.heed())
 
     async def wait(self, jobs: int, claim_time: float) -> None:
         """Wait as long as it makes sense after a claim of so many jobs, which was to bring more.
@@ -201,6 +220,7 @@ class Idling:
         elif self._busy_for > BUSY_FOR:
             self._busy_for = max(self._busy_for / 2, BUSY_FOR)
         registration = self._registration
+        self._listed = True
         await self._link.call(calls.WAIT_FOR_WORK, **registration)
         self.registered = registration is self._registration
         self._registered_at = time.monotonic()

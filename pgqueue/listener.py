@@ -34,7 +34,7 @@ class Listener:
         self._heard = heard
         self._tests: dict[str, asyncio.Event] = {}
         self.ready = asyncio.Event()
-        #: The server process that listens, None before there was one.
+        #: The server process that listens, None while there is none.
         self.process: int | None = None
         self._connection: AsyncConnection | None = None
 
@@ -93,7 +93,7 @@ class Listener:
                     raise DatabaseUnavailable("the connection was closed") from broken.exception()
                 await self._execute(connection, calls.PROBE)
         finally:
-            self._connection = None
+            self._connection = self.process = None
             hang_up(connection)
 
     async def _execute(self, connection: AsyncConnection, *statements: str) -> Any:

@@ -86,7 +86,8 @@ class Sweeper(Service):
             _Step("shed", calm=4),
             _Step("timeouts", every=5.0),
             _Step("retention", every=5.0, calm=10),
-            _Step("prune", every=10.0),
+            # Until it ran, bells are rung for workers that were killed.
+            _Step("prune", every=3.0),
         ]
         self._awaited = _Step("next due", every=60.0)
         self._scheduled = _Step("schedules", every=_NOTED)

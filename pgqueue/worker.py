@@ -9,7 +9,6 @@ import os
 import socket
 import time
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from typing import Any, Final, Literal, TypedDict
 from uuid import UUID, uuid4
 
@@ -249,9 +248,8 @@ class Worker:
         self._claimer.stop()
         # A claim that is under way still brings jobs, to be given back.
         await asyncio.wait([claiming], timeout=2.0)
-        with suppress(PgqueueError, TimeoutError):
-            async with asyncio.timeout(2.0):
-                await self._idling.leave()
+        # Two calls at once must not share the connection.
+        leaving = self._spawn(self._idling.away()) if claiming.done() else None
         await self._quiet_within(deadline - time.monotonic())
         self._hurry.clear()
         for held in list(self._executor.running):
@@ -264,8 +262,10 @@ class Worker:
                 await self._finisher.drained()
                 # A sign of life must not come after the last word.
                 await asyncio.to_thread(self._background.stop, 1.0)
+                if leaving is not None:
+                    leaving.cancel()
+                    await asyncio.wait([leaving])
                 await self._sender.flush_last(self._claims)
-                await self._idling.leave()
                 await self._claims.call(calls.WORKER_STOPPED, worker_id=self.worker_id)
         except (TimeoutError, PgqueueError) as exc:
             _log.warning("stopped without writing everything down", waiting=self._finisher.waiting, error=str(exc))
@@ -448,8 +448,8 @@ class Worker:
             self._executor.stop(held, reason)
 
     def _heard(self, channel: str, payload: str) -> None:
-        verb, _, job_id = payload.partition(" ")
-        if verb != "cancel":
+        key = cancelled(payload)
+        if key is None:
             if not channel:
                 self._idling.listens(self._listener.process)
             self._idling.rang(payload)
@@ -457,7 +457,6 @@ class Worker:
                 self._membership.relay()
                 self._heartbeat.nudge()
             return
-        key = UUID(job_id).bytes
         held = self.held.get(key)
         if held is not None:
             self._executor.stop(held, Stop.CANCEL)
@@ -465,6 +464,17 @@ class Worker:
         # It may be on its way here in the answer to a claim.
         now = time.monotonic()
         self._cancels = {known: at for known, at in self._cancels.items() if now - at < 60.0} | {key: now}
+
+
+def cancelled(payload: str) -> bytes | None:
+    """Return the key of the job that a bell cancels; None for one that tells of jobs, whatever their queue's name."""
+    verb, _, job_id = payload.partition(" ")
+    if verb != "cancel":
+        return None
+    try:
+        return UUID(job_id).bytes
+    except ValueError:
+        return None
 
 
 async def _set(event: asyncio.Event) -> None:

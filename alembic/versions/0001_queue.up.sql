@@ -3511,9 +3511,6 @@ declare
   j pgqueue.jobs;
   moved bigint := 0;
 begin
-  -- Bells for workers that were killed are lost. What was read of the server's processes must be younger than the rows.
-  perform pg_stat_clear_snapshot();
-  delete from pgqueue.waiting w where w.listener is not null and not exists (select from pg_stat_get_activity(w.listener));
   if ids = '{}' then
     return 0;
   end if;
@@ -3556,7 +3553,7 @@ begin
   end loop;
   return moved;
 end $$;
-comment on function pgqueue.sweep_leases is 'A step of the sweep: takes back jobs whose leases ran out, and takes workers whose listener is gone off the list of those to wake.';
+comment on function pgqueue.sweep_leases is 'A step of the sweep: takes back jobs whose leases ran out.';
 
 create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -4540,6 +4537,7 @@ create function pgqueue.sweep_prune(max_jobs int, until timestamptz) returns big
 declare
   gone bigint;
   removed bigint := 0;
+  deaf int[];
   lsn constant pg_lsn := pg_current_wal_insert_lsn();
   line constant text := substr(pg_walfile_name(lsn), 1, 8);
   before constant text := (select s.timeline from pgqueue.sweep_state s);
@@ -4556,6 +4554,15 @@ begin
    where k.ctid = any (array(select i.ctid from pgqueue.idempotency_keys i where i.expires_at <= pgqueue.clock()
                               order by i.expires_at limit max_jobs for update skip locked));
   get diagnostics removed = row_count;
+  -- Bells for workers that were killed are lost. What is read of the server's processes must be younger than the rows, and
+  -- a row that was written anew since is of another one.
+  perform pg_stat_clear_snapshot();
+  deaf := array(select w.listener from pgqueue.waiting w
+                 where w.listener is not null and not exists (select from pg_stat_get_activity(w.listener)));
+  if deaf <> '{}' then
+    delete from pgqueue.waiting w
+     where w.ctid = any (array(select g.ctid from pgqueue.waiting g where g.listener = any (deaf) for update skip locked));
+  end if;
   delete from pgqueue.waiting w
    where not exists (select from pgqueue.workers k where k.worker_id = w.worker_id and k.last_heartbeat > pgqueue.clock() - interval '60 seconds');
   get diagnostics gone = row_count;
@@ -4773,7 +4780,8 @@ create function pgqueue.stop_waiting(worker_id uuid, unheeded text[] default '{}
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$
     delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id;
-    select pgqueue.ring(b.queue, count(*)) from unnest(unheeded) b(queue) group by b.queue order by b.queue
+    select pgqueue.ring(b.queue, count(*), (select k.job_types from pgqueue.workers k where k.worker_id = stop_waiting.worker_id))
+      from unnest(unheeded) b(queue) group by b.queue order by b.queue
   $$;
 comment on function pgqueue.stop_waiting is
   'Takes a worker off the list of those to wake, and wakes others for the bells of which it made nothing, a queue each.';

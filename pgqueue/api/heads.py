@@ -20,8 +20,9 @@ class Heads:
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
         """`app` is what comes next; `routes`: all that the app has."""
         self.app = app
-        found = [_pattern(route) for route in routes if isinstance(route, HTTPRoute) and _answers_head(route)]
-        self._paths: Final = re.compile("|".join(found) or "(?!)")
+        found = [route for route in routes if isinstance(route, HTTPRoute)]
+        self._paths: Final = _any_of(route for route in found if _answers_head(route))
+        self._others: Final = _any_of(route for route in found if "HEAD" in route.methods)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer HEAD with the status and headers of GET."""
@@ -46,7 +47,8 @@ class Heads:
         await self.app(get, receive_until_sent, send_head)
 
     def _takes(self, scope: Any) -> bool:
-        return self._paths.fullmatch(normalize_path(path_below(scope))) is not None
+        path = normalize_path(path_below(scope))
+        return self._paths.fullmatch(path) is not None and self._others.fullmatch(path) is None
 
 
 def with_head(methods: Iterable[str]) -> str:
@@ -58,6 +60,10 @@ def with_head(methods: Iterable[str]) -> str:
 def _answers_head(route: HTTPRoute) -> bool:
     gets = any("GET" in one.http_methods and one.opt.get(ANSWERS_HEAD) for one in route.route_handlers)
     return gets and "HEAD" not in route.methods
+
+
+def _any_of(routes: Iterable[HTTPRoute]) -> re.Pattern[str]:
+    return re.compile("|".join(_pattern(route) for route in routes) or "(?!)")
 
 
 def _pattern(route: HTTPRoute) -> str:

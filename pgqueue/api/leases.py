@@ -92,17 +92,21 @@ async def _wait_for_jobs(api: Api, asked: Claim, parameters: dict[str, Any], lef
     deadline = loop.time() + asked.wait_ms / 1000
     rows: list[str] = []
     with api.stream_seat(), api.hub.poll(asked.queues) as poller:
-        await api.call(
-            calls.WAIT_FOR_WORK,
-            worker_id=asked.worker_id,
-            queues=asked.queues,
-            job_types=asked.job_types,
-            channel=api.hub.wake_channel,
-            priorities=parameters["priorities"],
-            listener=api.hub.listener,
-        )
+        # Nobody's: it is not on the list yet.
+        listener: int | None = 0
         try:
             while not rows and not left.done():
+                if listener != api.hub.listener:
+                    listener = api.hub.listener
+                    await api.call(
+                        calls.WAIT_FOR_WORK,
+                        worker_id=asked.worker_id,
+                        queues=asked.queues,
+                        job_types=asked.job_types,
+                        channel=api.hub.wake_channel,
+                        priorities=parameters["priorities"],
+                        listener=listener,
+                    )
                 poller.bell.clear()
                 rows = await api.call(calls_rest.CLAIM_JSON, **parameters)
                 seconds = min(deadline - loop.time(), api.settings.poll_interval)

@@ -87,9 +87,6 @@ declare
   j pgqueue.jobs;
   moved bigint := 0;
 begin
-  -- Bells for workers that were killed are lost. What was read of the server's processes must be younger than the rows.
-  perform pg_stat_clear_snapshot();
-  delete from pgqueue.waiting w where w.listener is not null and not exists (select from pg_stat_get_activity(w.listener));
   if ids = '{}' then
     return 0;
   end if;
@@ -132,7 +129,7 @@ begin
   end loop;
   return moved;
 end $$;
-comment on function pgqueue.sweep_leases is 'A step of the sweep: takes back jobs whose leases ran out, and takes workers whose listener is gone off the list of those to wake.';
+comment on function pgqueue.sweep_leases is 'A step of the sweep: takes back jobs whose leases ran out.';
 
 create function pgqueue.sweep_timeouts(max_jobs int, until timestamptz) returns bigint
   language plpgsql security definer set search_path = pg_catalog, pg_temp

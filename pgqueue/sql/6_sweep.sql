@@ -264,6 +264,7 @@ create function pgqueue.sweep_prune(max_jobs int, until timestamptz) returns big
 declare
   gone bigint;
   removed bigint := 0;
+  deaf int[];
   lsn constant pg_lsn := pg_current_wal_insert_lsn();
   line constant text := substr(pg_walfile_name(lsn), 1, 8);
   before constant text := (select s.timeline from pgqueue.sweep_state s);
@@ -280,6 +281,15 @@ begin
    where k.ctid = any (array(select i.ctid from pgqueue.idempotency_keys i where i.expires_at <= pgqueue.clock()
                               order by i.expires_at limit max_jobs for update skip locked));
   get diagnostics removed = row_count;
+  -- Bells for workers that were killed are lost. What is read of the server's processes must be younger than the rows, and
+  -- a row that was written anew since is of another one.
+  perform pg_stat_clear_snapshot();
+  deaf := array(select w.listener from pgqueue.waiting w
+                 where w.listener is not null and not exists (select from pg_stat_get_activity(w.listener)));
+  if deaf <> '{}' then
+    delete from pgqueue.waiting w
+     where w.ctid = any (array(select g.ctid from pgqueue.waiting g where g.listener = any (deaf) for update skip locked));
+  end if;
   delete from pgqueue.waiting w
    where not exists (select from pgqueue.workers k where k.worker_id = w.worker_id and k.last_heartbeat > pgqueue.clock() - interval '60 seconds');
   get diagnostics gone = row_count;

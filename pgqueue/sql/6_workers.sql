@@ -55,7 +55,8 @@ create function pgqueue.stop_waiting(worker_id uuid, unheeded text[] default '{}
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$
     delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id;
-    select pgqueue.ring(b.queue, count(*)) from unnest(unheeded) b(queue) group by b.queue order by b.queue
+    select pgqueue.ring(b.queue, count(*), (select k.job_types from pgqueue.workers k where k.worker_id = stop_waiting.worker_id))
+      from unnest(unheeded) b(queue) group by b.queue order by b.queue
   $$;
 comment on function pgqueue.stop_waiting is
   'Takes a worker off the list of those to wake, and wakes others for the bells of which it made nothing, a queue each.';

@@ -12,7 +12,7 @@ import pytest
 from tests.api.conftest import Api, MakeLive
 from tests.api.problems import problem
 from tests.conftest import Connect
-from tests.meet import wait_until
+from tests.meet import aside, wait_until
 
 
 @pytest.fixture
@@ -152,6 +152,20 @@ def test_a_long_poll_ends_with_the_first_job(live: MakeLive, worker: str, connec
     assert session.execute("select count(*) from pgqueue.waiting").fetchone() == (0,)
     [shown] = api.http.get("/workers").json()["items"]
     assert (shown["worker_id"], shown["hostname"], shown["live"]) == (worker, "http", True)
+
+
+def test_who_waits_is_on_the_list_anew_once_the_api_hears_again(live: MakeLive, worker: str, connect: Connect) -> None:
+    api = live()
+    session = connect()
+    heard_by = "select w.listener from pgqueue.waiting w join pg_stat_activity a on a.pid = w.listener"
+    claiming = aside(api.http.post, "/leases/claim", json={"worker_id": worker, "wait_ms": 20_000})
+    wait_until(lambda: session.execute(heard_by).fetchone() is not None)
+    before = session.execute(heard_by).fetchone()
+    assert before is not None
+    session.execute("select pg_terminate_backend(%s)", before)
+    wait_until(lambda: session.execute(heard_by + " and a.pid <> %s", before).fetchone() is not None)
+    session.execute("insert into pgqueue.jobs (job_type) values ('a')")
+    assert len(claiming.result(15).json()["jobs"]) == 1
 
 
 def test_a_worker_that_hung_up_gets_no_job(live: MakeLive, worker: str, connect: Connect) -> None:

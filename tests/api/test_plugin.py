@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from litestar import Litestar, Response, get, post
+from litestar import Litestar, Response, get, head, post
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath
 from litestar.testing import TestClient
@@ -63,6 +63,17 @@ def test_routes_dependencies_and_lifespan_come_with_it(database: str) -> None:
         document = client.get("/schema/openapi.json").json()
         assert {"/orders", "/queue/jobs", "/queue/jobs/{job_id}/events"} <= document["paths"].keys()
         assert {"JobView", "Problem", "Json"} <= document["components"]["schemas"].keys()
+
+
+def test_a_head_of_theirs_stays_theirs(database: str) -> None:
+    @head("/queues/mine")
+    async def mine() -> Response[None]:
+        return Response(None, headers={"X-Theirs": "1"})
+
+    app = Litestar([mine], plugins=[PgqueuePlugin(Client(database), ApiConfig(path="", maintenance=False))])
+    with TestClient(app) as client:
+        assert client.head("/queues/mine").headers["x-theirs"] == "1"
+        assert client.head("/queues").status_code == 200
 
 
 def test_names_with_slashes_are_its_own_affair(database: str) -> None:

@@ -1,6 +1,7 @@
 """When a worker asks for the bell, and when it claims by itself."""
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -10,6 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from pgqueue import calls
 from pgqueue import idling as idling_module
 from pgqueue.connections import Link
 from pgqueue.idling import EVEN, Idling
@@ -146,10 +148,70 @@ def test_who_has_no_room_hands_its_bells_on(database: str, connection: Session, 
         assert sorted(other.heard()) == [("ear", "default"), ("ear", "mail")]
         assert len(listed(connection)) == 1
         await made.full()
-        await made.leave()
         assert other.heard() == []
+        made.rang("a")
+        made.rang("b")
+        made.left_over(made.heed()[1:])
+        await made.full()
+        assert other.heard() == [("ear", "b")]
 
     idling(database, body)
+
+
+def test_a_claim_without_room_for_all_that_was_heard_hands_the_rest_on(
+    database: str, connection: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app(database, poll_interval=60.0)
+    release = threading.Event()
+    app.task("held")(lambda: release.wait(30) and None)
+    handed_on: list[str] = []
+    leave = Idling._leave
+
+    async def noting(self: Idling, unheeded: list[str]) -> None:
+        handed_on.extend(unheeded)
+        await leave(self, unheeded)
+
+    monkeypatch.setattr(Idling, "_leave", noting)
+    with worker_of(app, concurrency=1) as worker:
+        try:
+            wait_until(lambda: worker._idling.registered and not worker._idling._writers)
+            connection.execute("insert into pgqueue.jobs (job_type, queue) values ('held', 'a'), ('held', 'b')")
+            wait_until(lambda: bool(handed_on))
+        finally:
+            release.set()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_is_away_hands_on_what_it_hears_all_the_same(
+    database: str, connection: Session, connect: Connect, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    async def body(made: Idling) -> None:
+        other = ear(connect)
+        # The list may have it, though it was told to take it that it has not.
+        made.forget()
+        away = asyncio.ensure_future(made.away())
+        await eventually(lambda: len(listed(connection)) == 1)
+        if fails:
+            monkeypatch.setattr(calls, "STOP_WAITING", dataclasses.replace(calls.STOP_WAITING, sql="select 1 / 0"))
+            made.rang("mail")
+            await eventually(lambda: made._unheeded == ["mail"] and not made.bell.is_set())
+            monkeypatch.undo()
+        made.rang("mail")
+        heard: list[Any] = []
+
+        def hears() -> bool:
+            heard.extend(other.heard())
+            return bool(heard)
+
+        await eventually(hears)
+        away.cancel()
+        assert heard == [("ear", "mail")]
+
+    idling(database, body)
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, holds)
 
 
 @pytest.mark.parametrize("state", ["its only slot is taken", "it drains"])

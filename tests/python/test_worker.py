@@ -11,7 +11,7 @@ import pytest
 
 from pgqueue import App, Cancel, DeadLetter, Job, RateLimited, Retry, Snooze, claimer, connections
 from pgqueue.errors import ConfigError
-from pgqueue.worker import Worker
+from pgqueue.worker import Worker, cancelled
 from tests.meet import running_time
 from tests.python.running import eventually, make_app, worker_of
 
@@ -439,3 +439,10 @@ def test_completions_that_wait_for_others_keep_no_failure_waiting(app: App, monk
         told.set()
         assert app.finished_job_sync(made[0].job_id, wait=10).status == "dead_letter"
         assert app.finished_job_sync(made[1].job_id, wait=10).status == "completed"
+
+
+def test_a_bell_is_a_cancel_only_with_a_jobs_id() -> None:
+    job_id = "01a2382f-ce1c-7715-8c6b-b8b2cc75f3e1"
+    assert cancelled(f"cancel {job_id}") == bytes.fromhex(job_id.replace("-", ""))
+    for queue in ("", "default", "cancel", "cancel ", "cancel orders", f"cancels {job_id}"):
+        assert cancelled(queue) is None

@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Connect
-from tests.meet import wait_until
+from tests.meet import aside, wait_until
 from tests.sql.test_2_notices import WATCHER, Ear, whole_life
 from tests.sql.verbs import WORKER, Verbs
 
@@ -105,18 +105,40 @@ def test_who_leaves_has_others_woken_for_the_bells_it_made_nothing_of(q: Verbs, 
     assert heard() == []
 
 
+def test_bells_are_handed_on_to_those_of_the_same_types(q: Verbs, connect: Connect) -> None:
+    alike, others = waiting(q, 1, None, ["a", "c"]), waiting(q, 9, None, ["b"])
+    q.session.execute("select pgqueue.worker_started(%s, 'w', 'h', 1, null, null, '{a}', null, 1, '1')", [WORKER])
+    heard = rung(connect, alike + others)
+    for _ in range(3):
+        q.session.execute("select pgqueue.stop_waiting(%s, '{default}')", [WORKER])
+        assert heard() == [(alike[0], "default")]
+
+
+def test_a_row_that_is_written_anew_stays(q: Verbs, connect: Connect) -> None:
+    """Its listener was gone when the sweep looked, and is another one by the time the row is to be deleted."""
+    q.session.execute("select pgqueue.worker_started(%s, 'w', 'h', 1, null, null, null, null, 1, '1')", [WORKER])
+    wait_for_work = "select pgqueue.wait_for_work(%s, null, null, 'bell', null, %s)"
+    q.session.execute(wait_for_work, [WORKER, 2**30])
+    worker, process = connect(), connect().info.backend_pid
+    with worker.transaction():
+        worker.execute(wait_for_work, [WORKER, process])
+        assert aside(q.sweep, "prune").result(10) == {"prune": 0}
+    q.sweep("prune")
+    assert q.rows("select listener from pgqueue.waiting") == [(process,)]
+
+
 def test_whose_listener_is_gone_is_rung_no_more(q: Verbs, connect: Connect) -> None:
     listener = connect()
     worker_lives = "select pgqueue.worker_started(%s, 'w', 'h', 1, null, null, null, null, 1, '1')"
     for worker, process in ((uuid.uuid4(), listener.info.backend_pid), (uuid.uuid4(), None)):
         q.session.execute(worker_lives, [worker])
         q.session.execute("select pgqueue.wait_for_work(%s, null, null, 'bell', null, %s)", [worker, process])
-    q.sweep("leases")
+    q.sweep("prune")
     assert q.value("select count(*) from pgqueue.waiting") == 2
     process = listener.info.backend_pid
     listener.close()
     wait_until(lambda: not q.rows("select from pg_stat_activity where pid = %s", [process]))
-    q.sweep("leases")
+    q.sweep("prune")
     assert q.rows("select listener from pgqueue.waiting") == [(None,)]
 
 

@@ -11,6 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.conftest import Connect
+from tests.meet import wait_until
 from tests.sql.verbs import OTHER, WORKER, Verbs, kill_by_failing
 
 WATCHER = uuid.UUID("00000000-0000-4000-8000-0000000000aa")
@@ -22,17 +23,23 @@ class Ear:
 
     def __init__(self, connect: Connect, *channels: str) -> None:
         self._session, self._marker = connect(), connect()
+        self._notices: list[psycopg.Notify] = []
+        self._session.add_notify_handler(self._notices.append)
         for channel in (*channels, "until now"):
             self._session.execute(psycopg.sql.SQL("listen {}").format(psycopg.sql.Identifier(channel)))
 
     def heard(self) -> list[tuple[str, str]]:
         self._marker.execute("""notify "until now" """)
-        notices: list[tuple[str, str]] = []
-        for notice in self._session.notifies(timeout=30):
-            if notice.channel == "until now":
-                return notices
-            notices.append((notice.channel, notice.payload))
-        raise AssertionError("the marker never came")
+        wait_until(self._marked, 30)
+        told = [(notice.channel, notice.payload) for notice in self._notices]
+        place = told.index(("until now", ""))
+        # What came after the marker is for the next time.
+        del self._notices[: place + 1]
+        return told[:place]
+
+    def _marked(self) -> bool:
+        self._session.execute("select")
+        return any(notice.channel == "until now" for notice in self._notices)
 
 
 class StatusEar(Ear):
