@@ -143,7 +143,9 @@ def test_up_migrates_and_needs_no_demo(database: str, connection: Connection) ->
 
 
 def test_up_serves_the_api_until_the_worker_has_drained(database: str) -> None:
-    up = subprocess.Popen([*COMMAND, "up"], env=environment(database), stderr=subprocess.PIPE, text=True)
+    # Not 8080: another test's `up` may take it as soon as this one has ended.
+    command = [*COMMAND, "up", "--port", "0"]
+    up = subprocess.Popen(command, env=environment(database), stderr=subprocess.PIPE, text=True)
     assert up.stderr is not None
     url = next(found[1] for line in up.stderr if (found := re.search(r"the API is at (http://127\.0\.0\.1:\d+)", line)))
     job = httpx.post(f"{url}/jobs", json={"type": "echo", "payload": {"a": 1}}).raise_for_status().json()
