@@ -104,7 +104,8 @@ Outcome: TypeAlias = Completed | Failed | Snoozed | Throttled | Cancelled | Rele
 NOTHING: Final = Completed()
 UNBEGUN: Final = Released(started=False)
 SETTLED: Final = Settled()
-#: It was too late to begin. The heartbeat, and it alone, gives such a job back: the next attempt has the same number.
+#: It was too late to begin, for now or for good. The heartbeat, and it alone, gives back what waited for too long: the
+#: next attempt has the same number.
 LATE: Final = Settled("pending")
 
 
@@ -132,13 +133,14 @@ class _Course(msgspec.Struct, eq=False, kw_only=True):
 class Attempt(_Course, eq=False):
     """One run of a task for a job. `run` in a thread or process, `run_async` in an event loop; neither ever raises.
 
-    `admitted_at` is when the job came here, by time.monotonic().
+    `admitted_at` is when the job came here, `lapses_at` when its lease ends unless it is renewed, by time.monotonic().
     """
 
     claimed: ClaimedJob
     task: Task[Any, Any]
     services: Services | None = None
     admitted_at: float = math.inf
+    lapses_at: float = math.inf
 
     @property
     def job(self) -> Job:
@@ -189,14 +191,14 @@ class Attempt(_Course, eq=False):
             return self.raised(exc)
 
     def late(self) -> bool:
-        """Say whether it is too late to begin."""
+        """Say whether it is too late to begin, whatever the heartbeat does."""
         return time.monotonic() - self.admitted_at > BEGIN_WITHIN
 
     def begin(self) -> bool:
-        """Note that it begins; False: it is too late to."""
+        """Note that it begins; False: it is too late to, or its lease has lapsed and others may have been given it."""
         # In this order: whoever saw that it had not begun knows that it will not.
-        self.began = time.monotonic()
-        if self.late():
+        now = self.began = time.monotonic()
+        if now > self.lapses_at or now - self.admitted_at > BEGIN_WITHIN:
             self.began = 0.0
             return False
         return True

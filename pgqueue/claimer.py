@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pgqueue import calls
-from pgqueue.attempt import UNBEGUN
+from pgqueue.attempt import UNBEGUN, Stop
 from pgqueue.connections import Link
 from pgqueue.errors import PgqueueError
 from pgqueue.executor import Executor
@@ -41,6 +41,7 @@ _CHEAPEST: Final = 20e-6
 #: Jobs that were held for so many seconds without a free slot are given back for others to run.
 _STALE: Final = 1.0
 _SLOWEST_RETRY: Final = 1.0
+_POSTPONED: Final = 0.05
 
 
 class Claimer:
@@ -76,6 +77,8 @@ class Claimer:
         self._dropped = dropped
         self._empty = empty
         self._buffer: deque[Held] = deque()
+        self._postponed: list[Held] = []
+        self._postponing = False
         self._room = asyncio.Event()
         self._hungry = False
         self._filling = False
@@ -144,6 +147,13 @@ class Claimer:
             self._take(rows, claimed_at)
         if self._hungry and self._wanted() > 0:
             self._room.set()
+
+    def postpone(self, held: Held) -> None:
+        """Begin a job whose lease has lapsed once the heartbeat has renewed it."""
+        self._postponed.append(held)
+        if not self._postponing:
+            self._postponing = True
+            self._loop.call_later(_POSTPONED, self._look_at_postponed)
 
     def give_back_type(self, task: Task[Any, Any]) -> None:
         """Give back what has not begun of a job type that is to pause."""
@@ -235,6 +245,25 @@ class Claimer:
             self._give_back(lambda held: True)
             self._duration = None
         self._loop.call_later(AHEAD if stale else _STALE, self._look_at_first, first)
+
+    def _look_at_postponed(self) -> None:
+        postponed, self._postponed = self._postponed, []
+        now, ready = time.monotonic(), []
+        for held in postponed:
+            if held.stop is Stop.LOST:
+                self._dropped(held)
+            elif held.late() or now > held.lapses_at:
+                if not held.given_back:
+                    self._postponed.append(held)
+            else:
+                ready.append(held)
+        self._buffer.extendleft(reversed(ready))
+        self._postponing = bool(self._postponed)
+        if self._postponing:
+            self._loop.call_later(_POSTPONED, self._look_at_postponed)
+        if self._stopped:
+            self._give_back(lambda held: True)
+        self._fill()
 
     def _fill(self) -> None:
         """Start what is held and finds a free slot."""

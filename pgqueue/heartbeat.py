@@ -138,8 +138,11 @@ class Heartbeat(Service):
             attempts=IntArray([one.number for one in due]),
             lease=self._lease,
         )
+        lost_keys = {beat.job_id for beat in beats if beat.reason == "lost"}
         for one in due:
             one.renewed_at = asked_at
+            if one.key not in lost_keys:
+                one.lapses_at = asked_at + one.lease
         for beat in beats:
             lost = self._held.get(beat.job_id) if beat.reason == "lost" else None
             if lost is not None and lost.number == beat.attempt and lost.began and lost.outcome is None:

@@ -11,7 +11,8 @@ _MICROSECONDS: Final = 1e-6
 class Held(Attempt, eq=False):
     """An attempt under a lease. Times are of time.monotonic(), in seconds.
 
-    claimed_at   when the claim was sent, so that the lease is never thought longer than it is
+    lapses_at    counted from when the claim was sent, so that the lease is never thought longer than it is
+    claimed_at   when the claim was sent
     renewed_at   when the lease was last renewed; 0.0: not since the claim
     deadline     when the run is to be stopped; 0.0: nothing has been told to run it
     given_back   the heartbeat gave it back unbegun
@@ -49,4 +50,4 @@ class Held(Attempt, eq=False):
 
     def lease_left(self, now: float) -> float:
         """Return for how many seconds the lease lasts yet."""
-        return (self.renewed_at or self.claimed_at) + self.lease - now
+        return self.lapses_at - now

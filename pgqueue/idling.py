@@ -7,6 +7,9 @@ each claim that finds nothing, until the bell rings, or for the poll interval.
 Commits that ring go through one at a time. So a worker is on the list as long as jobs come slowly enough to take a
 small part of that time, and else claims by itself. Which of the two is looked at once in a while, or as soon as there
 were too many for all of it; and more rarely where the answer changed back and forth, so that it is rarely written.
+
+A bell goes to one worker, which must make something of it. One that had no room for a while, or that drains, leaves the
+list and has another woken for what it heard. One that does not hear is not on the list.
 """
 
 import asyncio

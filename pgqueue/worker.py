@@ -323,10 +323,12 @@ class Worker:
     def _admit(self, rows: Sequence[ClaimedJob], claimed_at: float) -> list[Held]:
         known, services, cancels = self.held, self._services, self._cancels
         task, some, now = self._tasks[rows[0].job_type], [], time.monotonic()
+        shortest = min([row.lease_expires_at - row.updated_at for row in rows]) * 1e-6
+        lapses_at = claimed_at + shortest
         for row in rows:
             if row.job_type != task.name:
                 task = self._tasks[row.job_type]
-            held = Held(row, task, services, now, claimed_at)
+            held = Held(row, task, services, now, lapses_at, claimed_at)
             key = row.job_id
             if key in known:
                 self._executor.stop(known[key], Stop.LOST)
@@ -334,7 +336,7 @@ class Worker:
             if cancels and cancels.pop(key, 0.0):
                 held.stop = Stop.CANCEL
             some.append(held)
-        if min([row.lease_expires_at - row.updated_at for row in rows]) * 1e-6 < self._heartbeat.shortest_lease:
+        if shortest < self._heartbeat.shortest_lease or now > lapses_at:
             self._heartbeat.nudge()
         return some
 
@@ -373,9 +375,10 @@ class Worker:
             self._stop.set()
 
     def _left(self, held: Held) -> None:
-        """Leave a job that was too late to begin to the heartbeat."""
+        """Leave a job that was too late to begin to the heartbeat: it renews the lease, finds it lost, or gives up."""
         held.deadline = 0.0
         self._heartbeat.nudge()
+        self._claimer.postpone(held)
         self._claimer.ended(None)
         if self._draining and not self._executor.running:
             self._quiet.set()

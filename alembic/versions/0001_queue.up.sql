@@ -2126,7 +2126,8 @@ begin
         parts := parts + giving;
         left_over := left_over - coalesce(cardinality(part_tids), 0);
         exit when left_over = 0 or by_front is not true;
-        -- Too few: on with what may wait between the cursor and the front.
+        -- Too few: on with what may wait between the cursor and the front. A claim by the front looks for four queues or
+        -- more and found this one, so it ends here: nothing after this loop sees to_seq again.
         by_front := false;
         to_seq := firsts[1][first_p] - 1;
         firsts[1][first_p] := (select s.low_seq from pgqueue.claim_starts s where s.queue = visit[1] and s.priority = first_p - 1);

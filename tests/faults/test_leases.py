@@ -8,6 +8,7 @@
 |                                                  | test_worker_long: ends_at_any_moment_lose_and_double_nothing |
 | a worker that came back under its old name, or   | test_a_new_worker_of_the_same_name_keeps_no_dead_ones_job, |
 | whose row is gone, keeps a dead one's jobs       | test_jobs_do_not_need_the_row_of_their_worker |
+| a worker that was stopped begins what it held    | test_a_stopped_worker_begins_nothing_whose_lease_has_lapsed |
 | longer than the lease: started a second time     | test_a_job_longer_than_its_lease_starts_once; |
 |                                                  | test_worker_processes: a_blocked_event_loop_keeps_its_leases, |
 |                                                  | a_draining_worker_keeps_its_leases |
@@ -26,7 +27,7 @@ import pytest
 
 from pgqueue import App
 from tests.meet import running_time
-from tests.python.running import command, eventually, stalling_proxy, worker_process
+from tests.python.running import command, eventually, marks, stalling_proxy, worker_process
 
 Session = psycopg.Connection[Any]
 QUICK = {"PGQUEUE_LEASE": "2", "PGQUEUE_SWEEP_INTERVAL": "0.5", "PGQUEUE_POLL_INTERVAL": "0.5"}
@@ -66,6 +67,28 @@ def test_a_sweep_never_overwrites_an_end(app: App, database: str, connection: Se
             look()
         eventually(look, within=60)
     assert connection.execute("select count(*) from pgqueue.jobs where status = 'processing'").fetchone() == (0,)
+
+
+def test_a_stopped_worker_begins_nothing_whose_lease_has_lapsed(app: App, database: str, connection: Session) -> None:
+    def completed() -> int:
+        return int(connection.execute("select count(*) from pgqueue.jobs where status = 'completed'").fetchall()[0][0])
+
+    variables = {**QUICK, "PGQUEUE_CONCURRENCY": "1", "PGQUEUE_SWEEP_INTERVAL": "0.2"}
+    with worker_process(database, **variables) as zombie:
+        # Of quick tasks some are held ahead of the slot, which a slow one has then.
+        quick = [{"job_type": "marked", "max_retries": 9}] * 30
+        jobs = app.enqueue_many_sync([*quick, {"job_type": "slow", "payload": {"seconds": 0.7}}, *quick])
+        eventually(lambda: any(what == "begun" for _, _, what in marks(connection)))
+        zombie.send(signal.SIGSTOP)
+        with worker_process(database, **variables):
+            eventually(lambda: completed() == len(jobs))
+            before = sum(starts(connection).values())
+            app.enqueue_sync("slow", {"seconds": 3})
+            eventually(lambda: len(starts(connection)) == len(jobs) + 1)
+            zombie.send(signal.SIGCONT)
+            # Only the zombie has a slot for it, after whatever it still holds.
+            app.result_sync(app.enqueue_sync("noop"), wait=10)
+            assert sum(starts(connection).values()) == before + 1
 
 
 def test_a_new_worker_of_the_same_name_keeps_no_dead_ones_job(app: App, database: str, connection: Session) -> None:

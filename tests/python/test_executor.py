@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pgqueue import App, Settings
-from pgqueue.attempt import Completed, Outcome, Stop
+from pgqueue.attempt import LATE, Completed, Outcome, Stop
 from pgqueue.executor import Executor
 from pgqueue.held import Held
 
@@ -64,6 +64,38 @@ def test_a_task_that_never_waits_has_ended_when_its_start_returns() -> None:
 
     if sys.version_info < (3, 12):
         pytest.skip("tasks begin at the loop's next step before Python 3.12")
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_what_is_held_past_its_lease_begins_once_that_is_renewed(in_loop: bool) -> None:
+    calls: list[int] = []
+
+    def in_thread() -> None:
+        calls.append(1)
+
+    async def in_the_loop() -> None:
+        calls.append(1)
+
+    async def main() -> None:
+        ended: asyncio.Queue[Outcome] = asyncio.Queue()
+        executor = Executor(
+            1,
+            timeout_of=lambda queue: 60.0,
+            ended=lambda held, outcome: ended.put_nowait(outcome),
+            gone=lambda held: None,
+        )
+        held = held_of(in_the_loop if in_loop else in_thread)
+        held.lapses_at = time.monotonic() - 0.001
+        executor.start(held)
+        assert await ended.get() == LATE
+        assert (calls, held.began, held.outcome) == ([], 0.0, None)
+        held.lapses_at = time.monotonic() + 60
+        executor.start(held)
+        assert await ended.get() == Completed()
+        assert calls == [1]
+        executor.close()
+
     asyncio.run(main())
 
 
