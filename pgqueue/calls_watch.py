@@ -70,6 +70,7 @@ DOCTOR: Final = (
                  where exists (select from pgqueue.jobs_dead_letter_default)) d))::text""",
         document,
     ),
+    Call("roles", "select json_build_object('roles', pgqueue.missing_roles())::text", document),
     Call(
         "sweep",
         """select json_build_object('steps', (select coalesce(json_agg(s), '[]') from (

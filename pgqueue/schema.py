@@ -31,7 +31,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, NullPool, column, create_engine, func, inspect, select, table
+from sqlalchemy import Connection, Engine, NullPool, column, create_engine, func, inspect, select, table, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
@@ -84,12 +84,34 @@ def migrate(dsn: str, *, patience: float = 600.0) -> list[str]:
         return [revision.revision for revision in script.iterate_revisions("head", before or "base")][::-1]
 
 
+def grant_roles(dsn: str) -> list[str]:
+    """Make the group roles that are missing, with their rights, and return those that this role may not make.
+
+    Raises a PgqueueError as `migrate` does; before the first revision there is nothing to grant.
+    """
+    missing, owner = (
+        text("select pgqueue.missing_roles()"),
+        text("select pg_has_role(nspowner, 'usage') from pg_namespace where nspname = 'pgqueue'"),
+    )
+    with _database_errors(), _engine(dsn).begin() as connection:
+        found: list[str] = connection.scalar(missing)
+        if found and connection.scalar(owner):
+            found = connection.scalar(text("select pgqueue.grant_roles()"))
+        return found
+
+
+def roles_advice(missing: list[str]) -> str:
+    """Return what to do about group roles that are missing."""
+    made = " ".join(f"create role {role} nologin;" for role in missing)
+    return f"as a role that may create roles run: {made} then as the schema's owner: select pgqueue.grant_roles();"
+
+
 def migration_sql(start: str | None = None) -> str:
     """Return the text that `psql -f` runs to bring a database from revision `start` (None: an empty one) to head."""
-    text = io.StringIO()
+    written = io.StringIO()
     with _one_environment:
-        command.upgrade(_config(output=text), f"{start or 'base'}:head", sql=True)
-    return text.getvalue()
+        command.upgrade(_config(output=written), f"{start or 'base'}:head", sql=True)
+    return written.getvalue()
 
 
 def current_version(dsn: str) -> str | None:

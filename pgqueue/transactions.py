@@ -214,18 +214,23 @@ class Guarding:
         """Ask nothing yet."""
         self._transaction = transaction
         self._parameters = {"job_id": job_id, "key": key}
+        self._free: bool | None = None
 
     def __await__(self) -> Generator[Any, Any, bool]:
         """Take the guard in an async task."""
         return self._take().__await__()
 
     async def _take(self) -> bool:
-        connection = await self._transaction.begun_async()
-        return bool(await calling.run_async(connection, calls.ONCE, **self._parameters))
+        if self._free is None:
+            connection = await self._transaction.begun_async()
+            self._free = bool(await calling.run_async(connection, calls.ONCE, **self._parameters))
+        return self._free
 
     def __bool__(self) -> bool:
         """Take the guard in a sync task."""
-        return bool(calling.run(self._transaction.begun(), calls.ONCE, **self._parameters))
+        if self._free is None:
+            self._free = bool(calling.run(self._transaction.begun(), calls.ONCE, **self._parameters))
+        return self._free
 
 
 class JobServices:

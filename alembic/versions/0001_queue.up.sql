@@ -1,6 +1,7 @@
 set local lock_timeout = '2s';
 set local statement_timeout = 0;
 set local search_path = '';
+set local standard_conforming_strings = on;
 
 -- pgqueue: the queue itself. Everything else (worker, REST, command line, any other language) calls it by name.
 --
@@ -1678,6 +1679,13 @@ begin
       using errcode = 'check_violation', schema = 'pgqueue', table = 'jobs', column = wrong,
             constraint = wrong || ' must be 0 to 1000000';
   end if;
+  -- Its key was taken, for its producer, by the INSERT.
+  wrong := case when now_is.idempotency_key is distinct from was.idempotency_key then 'idempotency_key'
+                when now_is.producer_id is distinct from was.producer_id and was.idempotency_key is not null then 'producer_id' end;
+  if wrong is not null then
+    raise exception '% of a job with an idempotency key cannot be changed', wrong using errcode = 'PQ409', column = wrong,
+      hint = 'Cancel the job, and enqueue another one.';
+  end if;
   wrong := case when now_is.result is distinct from was.result then 'result'
                 when now_is.finished_at is distinct from was.finished_at then 'finished_at'
                 when now_is.started_at is distinct from was.started_at and not isfinite(now_is.started_at) then 'started_at'
@@ -1704,10 +1712,12 @@ begin
   for r in
     select w, n from were w join now_are n on n.job_id = w.job_id
      where (w.status, w.queue, w.job_type, w.priority, w.seq, w.attempts, w.worker_id, w.lease_expires_at, w.due_at, w.ordering_key,
-            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at, w.timeout_ms, w.started_at)
+            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at, w.timeout_ms, w.started_at, w.idempotency_key,
+            w.producer_id)
            is distinct from
            (n.status, n.queue, n.job_type, n.priority, n.seq, n.attempts, n.worker_id, n.lease_expires_at, n.due_at, n.ordering_key,
-            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at, n.timeout_ms, n.started_at)
+            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at, n.timeout_ms, n.started_at, n.idempotency_key,
+            n.producer_id)
      order by n.job_id
   loop
     was := r.w;
@@ -2088,7 +2098,7 @@ begin
                    order by j.seq limit 1) end) as firsts
            from generate_series(0, 3) p
          offset 0) f
-       where q.paused is not true and (f.firsts <> '{null,null,null,null}' or s.by_front)
+       where q.paused is not true and (f.firsts <> array[null, null, null, null]::bigint[] or s.by_front)
        limit visits) v;
     exit when visit is null;
     if types_paused then
@@ -2462,7 +2472,7 @@ begin
   j.lease_expires_at := null;
   j.updated_at := pgqueue.clock();
   j.finished_at := pgqueue.clock();
-  j.error := left(regexp_replace(coalesce(reason, j.error), '\s+', ' ', 'g'), 1000);
+  j.error := left(regexp_replace(coalesce(reason, j.error), '[[:space:]]+', ' ', 'g'), 1000);
   perform pgqueue.store(j);
   if j.ordering_key is not null then
     perform pgqueue.promote_keys(array[j.queue::text], array[j.ordering_key::text]);
@@ -2629,7 +2639,7 @@ begin
   end if;
   j.errors := pgqueue.add_error(j.errors, pgqueue.error_record(attempt, worker_id, error, retryable, j.started_at));
   reason := left(coalesce(nullif(error ->> 'type', '') || ': ', '')
-    || case when error ->> 'message' ~ '\S' then error ->> 'message' else 'no reason was given' end, 1000);
+    || case when error ->> 'message' ~ '[^[:space:]]' then error ->> 'message' else 'no reason was given' end, 1000);
   if j.cancel_requested_at is not null then
     perform pgqueue.settle(j, 'cancelled', reason);
     return 'cancelled';
@@ -2644,7 +2654,7 @@ begin
     coalesce((select least(q.failed_ttl, interval '100 years') from pgqueue.queues q where q.name = j.queue), interval '7 days'));
   update pgqueue.jobs_live l
      set status = 'failed', due_at = pgqueue.clock() + wait, lease_expires_at = null, updated_at = pgqueue.clock(),
-         error = regexp_replace(reason, '\s+', ' ', 'g'), errors = j.errors
+         error = regexp_replace(reason, '[[:space:]]+', ' ', 'g'), errors = j.errors
    where l.job_id = j.job_id;
   if pgqueue.watched() then
     perform pgqueue.publish(array[pgqueue.event('job.failed', j.job_id, j.queue, j.job_type, 'processing', 'failed', j.attempts)]);
@@ -3955,7 +3965,7 @@ begin
         numbered := numbered + 1;
         continue;
       end if;
-      m := regexp_match(term, '^(?:(\*)|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,2}))?$');
+      m := regexp_match(term, '^(?:([*])|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,2}))?$');
       if m is null then
         return format('%L is no %s', term, kinds[f]);
       end if;
@@ -4132,7 +4142,7 @@ create function pgqueue.schedule_failed(name text, due_at timestamptz, error tex
   as $$
 begin
   update pgqueue.schedules s
-     set last_error = left(regexp_replace(schedule_failed.error, '\s+', ' ', 'g'), 1000), updated_at = pgqueue.clock()
+     set last_error = left(regexp_replace(schedule_failed.error, '[[:space:]]+', ' ', 'g'), 1000), updated_at = pgqueue.clock()
    where s.name = schedule_failed.name and s.next_run_at is not distinct from schedule_failed.due_at;
   return found;
 end $$;
@@ -4898,6 +4908,10 @@ comment on function pgqueue.keys_used(text[]) is 'Notes that keys are in use, to
 create function pgqueue.same_job(known pgqueue.enqueued, asked jsonb) returns boolean
   language plpgsql stable set search_path = pg_catalog, pg_temp
   as $$
+declare
+  -- A dead letter that was retried has lost its times.
+  untouched constant boolean := known.attempts = 0 and known.errors = '[]';
+  delay constant double precision := (asked ->> 'delay_ms')::double precision / 1000;
 begin
   -- What retries and snoozes change is compared as it was, or not at all.
   return known.job_type is null
@@ -4909,7 +4923,11 @@ begin
      and known.timeout_ms is not distinct from (asked ->> 'timeout_ms')::int
      and known.retry_policy is not distinct from nullif(asked -> 'retry_policy', 'null')
      and known.ordering_key is not distinct from asked ->> 'ordering_key'
-     and coalesce(known.scheduled_at = (asked ->> 'scheduled_at')::timestamptz, true);
+     and case when known.scheduled_at is null then not untouched or num_nonnulls(asked ->> 'scheduled_at', delay) = 0
+              -- The delay counts from when it was asked for, which is a moment before the row was made.
+              when delay is not null then abs(extract(epoch from known.scheduled_at - known.created_at) - delay) < 0.5
+              else known.scheduled_at is not distinct from (asked ->> 'scheduled_at')::timestamptz end
+     and (known.expires_at is not distinct from (asked ->> 'expires_at')::timestamptz or known.expires_at is null and not untouched);
 end $$;
 comment on function pgqueue.same_job(pgqueue.enqueued, jsonb) is
   'Whether a job that a known idempotency key stands for is the one that is now asked for.';
@@ -5546,7 +5564,7 @@ create function pgqueue.horizon() returns table (kind text, pid integer, since t
   language sql stable security definer set search_path = pg_catalog, pg_temp
   as $$
     select 'session', a.pid, a.xact_start, greatest(age(a.backend_xmin), age(a.backend_xid)),
-           concat_ws(', ', nullif(a.application_name, ''), a.usename, a.state), left(regexp_replace(a.query, '\s+', ' ', 'g'), 80)
+           concat_ws(', ', nullif(a.application_name, ''), a.usename, a.state), left(regexp_replace(a.query, '[[:space:]]+', ' ', 'g'), 80)
       from pg_stat_activity a
      where a.pid <> pg_backend_pid() and a.backend_type in ('client backend', 'walsender', 'background worker')
        and a.datname = current_database() and (a.backend_xmin is not null or a.backend_xid is not null)
@@ -5872,8 +5890,8 @@ create function pgqueue.metrics() returns table (name text, kind text, labels js
         from pgqueue.counters c),
     dead as materialized (select d.queue, d.jobs from pgqueue.dead_letter_counts() d),
     tables as materialized (
-      select case when c.relname like 'jobs\_completed%' then 'jobs_completed' when c.relname like 'jobs\_cancelled%' then 'jobs_cancelled'
-                  when c.relname like 'jobs\_dead\_letter%' then 'jobs_dead_letter' else c.relname end as name,
+      select case when starts_with(c.relname, 'jobs_completed') then 'jobs_completed' when starts_with(c.relname, 'jobs_cancelled') then 'jobs_cancelled'
+                  when starts_with(c.relname, 'jobs_dead_letter') then 'jobs_dead_letter' else c.relname end as name,
              sum(pg_total_relation_size(c.oid)) as bytes, sum(pg_stat_get_dead_tuples(c.oid)) as dead,
              sum(greatest(pg_stat_get_live_tuples(c.oid), 0)) as rows
         from pg_class c where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'r' and c.relname like 'jobs%' group by 1)
@@ -5970,51 +5988,52 @@ create function pgqueue.push_turn(every interval) returns table (submitted bigin
 comment on function pgqueue.push_turn(interval) is
   'For whoever pushes metrics: a row, with the jobs that arrived since the last turn, to one caller in each interval.';
 -- Who may do what. Four group roles without login; grant them to your own. A role that may not create roles migrates
--- all the same: then the owner alone uses the schema until somebody creates the roles and runs this file again.
+-- all the same: then the owner alone uses the schema until somebody creates the roles and calls grant_roles().
 
-do $$
-declare
-  r text;
-begin
-  foreach r in array array['pgqueue_producer', 'pgqueue_worker', 'pgqueue_operator', 'pgqueue_reader'] loop
-    begin
-      if not exists (select from pg_catalog.pg_roles where rolname = r) then
-        execute pg_catalog.format('create role %I nologin', r);
-      end if;
-    exception
-      when duplicate_object or unique_violation then null;
-      when insufficient_privilege then raise notice 'role % was not created: the right to create roles is missing', r;
-    end;
-  end loop;
-end $$;
+create function pgqueue.missing_roles() returns text[]
+  language sql stable set search_path = pg_catalog, pg_temp
+  as $$
+    select array(
+      select r from unnest(array['pgqueue_producer', 'pgqueue_worker', 'pgqueue_operator', 'pgqueue_reader']) r
+       where not exists (select from pg_roles p where p.rolname = r and has_schema_privilege(p.oid, 'pgqueue', 'usage')))
+  $$;
+comment on function pgqueue.missing_roles() is 'Group roles that do not exist, or were made without their rights.';
 
-revoke all on schema pgqueue from public;
-revoke all on all functions in schema pgqueue from public;
-alter default privileges in schema pgqueue revoke execute on functions from public;
-
-do $$
+create function pgqueue.grant_roles() returns text[]
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
 declare
   f record;
   granted jsonb := '{
-    "pgqueue_producer": ["enqueue", "enqueue_many", "enqueue_rows", "submit", "submit_batch", "job", "why", "clock", "schema_version"],
+    "pgqueue_producer": ["enqueue", "enqueue_many", "enqueue_rows", "submit", "submit_batch", "job", "why", "clock", "missing_roles", "schema_version"],
     "pgqueue_worker": ["enqueue", "enqueue_many", "enqueue_rows", "job", "why", "claim", "index_shards", "heartbeat", "complete", "complete_and_claim", "fail", "snooze", "release",
       "rate_limit", "cancel_attempt", "set_progress", "sweep", "sweep_step", "note_step", "take_turn", "next_due", "maintain_partitions", "analyse",
       "fire_schedule", "fire_schedules", "schedule_failed", "run_schedule", "declare_schedules", "retention_of", "partition_list", "worker_started",
       "hold_retry", "once", "worker_seen", "worker_stopped", "wait_for_work", "stop_waiting", "writers_open", "open_writers", "watch", "unwatch",
-      "backoff", "clock", "schema_version", "add_counts", "add_to_counters", "push_turn",
+      "backoff", "clock", "missing_roles", "schema_version", "add_counts", "add_to_counters", "push_turn",
       "queue_counts", "rates", "history", "alert_conditions", "backlog", "worker_load", "wanted_workers", "metrics"],
     "pgqueue_operator": ["enqueue", "enqueue_many", "enqueue_rows", "job", "why", "cancel", "cancel_many", "retry", "retry_dead_letters", "discard",
       "discard_dead_letters", "pause", "resume", "pause_job_type", "resume_job_type", "sweep", "maintain_partitions",
       "sweep_step", "note_step", "take_turn", "next_due", "analyse", "fire_schedule", "fire_schedules", "schedule_failed", "run_schedule",
       "declare_schedules", "retention_of", "partition_list",
-      "watch", "unwatch", "backoff", "clock", "schema_version",
+      "watch", "unwatch", "backoff", "clock", "missing_roles", "schema_version",
       "submit", "submit_batch", "check_keys", "create_key", "revoke_key", "keys_used", "lease_tokens", "set_queue",
       "put_schedule", "drop_schedule",
       "queue_counts", "rates", "history", "alert_conditions", "backlog", "worker_load", "wanted_workers", "metrics", "horizon"],
-    "pgqueue_reader": ["retention_of", "partition_list", "job", "why", "watch", "unwatch", "backoff", "clock", "schema_version", "check_keys", "keys_used", "lease_tokens",
+    "pgqueue_reader": ["retention_of", "partition_list", "job", "why", "watch", "unwatch", "backoff", "clock", "missing_roles", "schema_version", "check_keys", "keys_used", "lease_tokens",
       "queue_counts", "rates", "history", "alert_conditions", "backlog", "worker_load", "wanted_workers", "metrics"]}';
   role text;
 begin
+  foreach role in array pgqueue.missing_roles() loop
+    begin
+      if not exists (select from pg_catalog.pg_roles where rolname = role) then
+        execute pg_catalog.format('create role %I nologin', role);
+      end if;
+    exception
+      when duplicate_object or unique_violation then null;
+      when insufficient_privilege then null;
+    end;
+  end loop;
   for role in select k from pg_catalog.jsonb_object_keys(granted) k loop
     continue when not exists (select from pg_catalog.pg_roles where rolname = role);
     execute pg_catalog.format('grant usage on schema pgqueue to %I', role);
@@ -6048,7 +6067,16 @@ begin
     grant select on pgqueue.keys to pgqueue_operator;
     grant execute on function pgqueue.check_retry_policy(jsonb), pgqueue.retry_policy_fault(jsonb) to pgqueue_operator;
   end if;
+  return pgqueue.missing_roles();
 end $$;
+comment on function pgqueue.grant_roles() is
+  'Creates the group roles that do not exist and grants all their rights, as often as wanted; returns missing_roles() then.';
+
+revoke all on schema pgqueue from public;
+revoke all on all functions in schema pgqueue from public;
+alter default privileges in schema pgqueue revoke execute on functions from public;
+
+do $$ begin perform pgqueue.grant_roles(); end $$;
 
 -- From the first job on, so that no partition is attached in the middle of work.
 do $$ begin perform pgqueue.maintain_partitions(); end $$;

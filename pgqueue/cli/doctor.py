@@ -222,6 +222,13 @@ def _clock(facts: Facts) -> Iterator[Finding]:
         yield Finding("clock", OK, f"{duration(skew)} apart from the database")
 
 
+def _roles(facts: Facts) -> Iterator[Finding]:
+    from pgqueue.schema import roles_advice
+
+    if facts["roles"]:
+        yield Finding("roles", WARNING, f"missing: {', '.join(facts['roles'])}", roles_advice(facts["roles"]))
+
+
 def _sweep(facts: Facts) -> Iterator[Finding]:
     steps = facts["steps"]
     for step in steps:
@@ -311,6 +318,7 @@ _CHECKS: Final[dict[str, tuple[Callable[[Facts], Iterator[Finding]], ...]]] = {
     "server": (_schema, _settings, _dead_rows, _pooler, _notices, _clock),
     "horizon": (_horizon,),
     "partitions": (_partitions,),
+    "roles": (_roles,),
     "sweep": (_sweep,),
     "workers": (_workers,),
     "alert": (_alerts,),

@@ -20,12 +20,15 @@ def migrate(door: Door, sql: bool) -> None:
         return
     with door.dsn() as dsn:
         applied = versions.migrate(dsn)
+        missing = versions.grant_roles(dsn)
     if door.as_json:
-        print_json({"applied": applied, "version": versions.head()})
+        print_json({"applied": applied, "version": versions.head(), "missing_roles": missing})
     elif applied:
         note(f"pgqueue: migrated: {', '.join(applied)}")
     else:
         note(f"pgqueue: the schema is at {versions.head()}, nothing to do")
+    if missing:
+        note(f"pgqueue: missing roles: {', '.join(missing)}; {versions.roles_advice(missing)}")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -66,6 +66,13 @@ begin
       using errcode = 'check_violation', schema = 'pgqueue', table = 'jobs', column = wrong,
             constraint = wrong || ' must be 0 to 1000000';
   end if;
+  -- Its key was taken, for its producer, by the INSERT.
+  wrong := case when now_is.idempotency_key is distinct from was.idempotency_key then 'idempotency_key'
+                when now_is.producer_id is distinct from was.producer_id and was.idempotency_key is not null then 'producer_id' end;
+  if wrong is not null then
+    raise exception '% of a job with an idempotency key cannot be changed', wrong using errcode = 'PQ409', column = wrong,
+      hint = 'Cancel the job, and enqueue another one.';
+  end if;
   wrong := case when now_is.result is distinct from was.result then 'result'
                 when now_is.finished_at is distinct from was.finished_at then 'finished_at'
                 when now_is.started_at is distinct from was.started_at and not isfinite(now_is.started_at) then 'started_at'
@@ -92,10 +99,12 @@ begin
   for r in
     select w, n from were w join now_are n on n.job_id = w.job_id
      where (w.status, w.queue, w.job_type, w.priority, w.seq, w.attempts, w.worker_id, w.lease_expires_at, w.due_at, w.ordering_key,
-            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at, w.timeout_ms, w.started_at)
+            w.lost, w.uncharged, w.errors, w.result, w.finished_at, w.created_at, w.timeout_ms, w.started_at, w.idempotency_key,
+            w.producer_id)
            is distinct from
            (n.status, n.queue, n.job_type, n.priority, n.seq, n.attempts, n.worker_id, n.lease_expires_at, n.due_at, n.ordering_key,
-            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at, n.timeout_ms, n.started_at)
+            n.lost, n.uncharged, n.errors, n.result, n.finished_at, n.created_at, n.timeout_ms, n.started_at, n.idempotency_key,
+            n.producer_id)
      order by n.job_id
   loop
     was := r.w;

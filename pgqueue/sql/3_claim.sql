@@ -308,7 +308,7 @@ begin
                    order by j.seq limit 1) end) as firsts
            from generate_series(0, 3) p
          offset 0) f
-       where q.paused is not true and (f.firsts <> '{null,null,null,null}' or s.by_front)
+       where q.paused is not true and (f.firsts <> array[null, null, null, null]::bigint[] or s.by_front)
        limit visits) v;
     exit when visit is null;
     if types_paused then

@@ -113,7 +113,7 @@ begin
   j.lease_expires_at := null;
   j.updated_at := pgqueue.clock();
   j.finished_at := pgqueue.clock();
-  j.error := left(regexp_replace(coalesce(reason, j.error), '\s+', ' ', 'g'), 1000);
+  j.error := left(regexp_replace(coalesce(reason, j.error), '[[:space:]]+', ' ', 'g'), 1000);
   perform pgqueue.store(j);
   if j.ordering_key is not null then
     perform pgqueue.promote_keys(array[j.queue::text], array[j.ordering_key::text]);
@@ -280,7 +280,7 @@ begin
   end if;
   j.errors := pgqueue.add_error(j.errors, pgqueue.error_record(attempt, worker_id, error, retryable, j.started_at));
   reason := left(coalesce(nullif(error ->> 'type', '') || ': ', '')
-    || case when error ->> 'message' ~ '\S' then error ->> 'message' else 'no reason was given' end, 1000);
+    || case when error ->> 'message' ~ '[^[:space:]]' then error ->> 'message' else 'no reason was given' end, 1000);
   if j.cancel_requested_at is not null then
     perform pgqueue.settle(j, 'cancelled', reason);
     return 'cancelled';
@@ -295,7 +295,7 @@ begin
     coalesce((select least(q.failed_ttl, interval '100 years') from pgqueue.queues q where q.name = j.queue), interval '7 days'));
   update pgqueue.jobs_live l
      set status = 'failed', due_at = pgqueue.clock() + wait, lease_expires_at = null, updated_at = pgqueue.clock(),
-         error = regexp_replace(reason, '\s+', ' ', 'g'), errors = j.errors
+         error = regexp_replace(reason, '[[:space:]]+', ' ', 'g'), errors = j.errors
    where l.job_id = j.job_id;
   if pgqueue.watched() then
     perform pgqueue.publish(array[pgqueue.event('job.failed', j.job_id, j.queue, j.job_type, 'processing', 'failed', j.attempts)]);

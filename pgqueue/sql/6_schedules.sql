@@ -59,7 +59,7 @@ begin
         numbered := numbered + 1;
         continue;
       end if;
-      m := regexp_match(term, '^(?:(\*)|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,2}))?$');
+      m := regexp_match(term, '^(?:([*])|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,2}))?$');
       if m is null then
         return format('%L is no %s', term, kinds[f]);
       end if;
@@ -236,7 +236,7 @@ create function pgqueue.schedule_failed(name text, due_at timestamptz, error tex
   as $$
 begin
   update pgqueue.schedules s
-     set last_error = left(regexp_replace(schedule_failed.error, '\s+', ' ', 'g'), 1000), updated_at = pgqueue.clock()
+     set last_error = left(regexp_replace(schedule_failed.error, '[[:space:]]+', ' ', 'g'), 1000), updated_at = pgqueue.clock()
    where s.name = schedule_failed.name and s.next_run_at is not distinct from schedule_failed.due_at;
   return found;
 end $$;

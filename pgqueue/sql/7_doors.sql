@@ -91,6 +91,10 @@ comment on function pgqueue.keys_used(text[]) is 'Notes that keys are in use, to
 create function pgqueue.same_job(known pgqueue.enqueued, asked jsonb) returns boolean
   language plpgsql stable set search_path = pg_catalog, pg_temp
   as $$
+declare
+  -- A dead letter that was retried has lost its times.
+  untouched constant boolean := known.attempts = 0 and known.errors = '[]';
+  delay constant double precision := (asked ->> 'delay_ms')::double precision / 1000;
 begin
   -- What retries and snoozes change is compared as it was, or not at all.
   return known.job_type is null
@@ -102,7 +106,11 @@ begin
      and known.timeout_ms is not distinct from (asked ->> 'timeout_ms')::int
      and known.retry_policy is not distinct from nullif(asked -> 'retry_policy', 'null')
      and known.ordering_key is not distinct from asked ->> 'ordering_key'
-     and coalesce(known.scheduled_at = (asked ->> 'scheduled_at')::timestamptz, true);
+     and case when known.scheduled_at is null then not untouched or num_nonnulls(asked ->> 'scheduled_at', delay) = 0
+              -- The delay counts from when it was asked for, which is a moment before the row was made.
+              when delay is not null then abs(extract(epoch from known.scheduled_at - known.created_at) - delay) < 0.5
+              else known.scheduled_at is not distinct from (asked ->> 'scheduled_at')::timestamptz end
+     and (known.expires_at is not distinct from (asked ->> 'expires_at')::timestamptz or known.expires_at is null and not untouched);
 end $$;
 comment on function pgqueue.same_job(pgqueue.enqueued, jsonb) is
   'Whether a job that a known idempotency key stands for is the one that is now asked for.';

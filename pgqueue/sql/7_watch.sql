@@ -435,7 +435,7 @@ create function pgqueue.horizon() returns table (kind text, pid integer, since t
   language sql stable security definer set search_path = pg_catalog, pg_temp
   as $$
     select 'session', a.pid, a.xact_start, greatest(age(a.backend_xmin), age(a.backend_xid)),
-           concat_ws(', ', nullif(a.application_name, ''), a.usename, a.state), left(regexp_replace(a.query, '\s+', ' ', 'g'), 80)
+           concat_ws(', ', nullif(a.application_name, ''), a.usename, a.state), left(regexp_replace(a.query, '[[:space:]]+', ' ', 'g'), 80)
       from pg_stat_activity a
      where a.pid <> pg_backend_pid() and a.backend_type in ('client backend', 'walsender', 'background worker')
        and a.datname = current_database() and (a.backend_xmin is not null or a.backend_xid is not null)

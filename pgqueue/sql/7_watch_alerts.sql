@@ -312,8 +312,8 @@ create function pgqueue.metrics() returns table (name text, kind text, labels js
         from pgqueue.counters c),
     dead as materialized (select d.queue, d.jobs from pgqueue.dead_letter_counts() d),
     tables as materialized (
-      select case when c.relname like 'jobs\_completed%' then 'jobs_completed' when c.relname like 'jobs\_cancelled%' then 'jobs_cancelled'
-                  when c.relname like 'jobs\_dead\_letter%' then 'jobs_dead_letter' else c.relname end as name,
+      select case when starts_with(c.relname, 'jobs_completed') then 'jobs_completed' when starts_with(c.relname, 'jobs_cancelled') then 'jobs_cancelled'
+                  when starts_with(c.relname, 'jobs_dead_letter') then 'jobs_dead_letter' else c.relname end as name,
              sum(pg_total_relation_size(c.oid)) as bytes, sum(pg_stat_get_dead_tuples(c.oid)) as dead,
              sum(greatest(pg_stat_get_live_tuples(c.oid), 0)) as rows
         from pg_class c where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'r' and c.relname like 'jobs%' group by 1)

@@ -66,6 +66,36 @@ def test_a_known_idempotency_key_answers_its_job_and_refuses_another(api: Api) -
     assert len(api.get("/jobs").json()["items"]) == 1
 
 
+FAR, FARTHER = "2030-01-01T00:00:00Z", "2031-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        ({}, {}, 200),
+        ({}, {"scheduled_at": FAR}, 422),
+        ({}, {"delay_ms": 5000}, 422),
+        ({}, {"expires_at": FAR}, 422),
+        ({"scheduled_at": FAR}, {}, 422),
+        ({"scheduled_at": FAR}, {"scheduled_at": FAR}, 200),
+        ({"scheduled_at": FAR}, {"scheduled_at": FARTHER}, 422),
+        ({"scheduled_at": FAR}, {"delay_ms": 5000}, 422),
+        ({"delay_ms": 50000}, {"delay_ms": 50000}, 200),
+        ({"delay_ms": 50000}, {"delay_ms": 60000}, 422),
+        ({"delay_ms": 50000}, {}, 422),
+        ({"expires_at": FAR}, {"expires_at": FAR}, 200),
+        ({"expires_at": FAR}, {"expires_at": FARTHER}, 422),
+        ({"expires_at": FAR}, {}, 422),
+    ],
+)
+def test_the_times_of_a_known_key_must_be_the_same(
+    api: Api, first: dict[str, Any], second: dict[str, Any], status: int
+) -> None:
+    job = {"type": "t", "idempotency_key": "k"}
+    assert api.post("/jobs", json={**job, **first}).status_code == 201
+    assert api.post("/jobs", json={**job, **second}).status_code == status
+
+
 def test_keys_that_cannot_be_are_refused_with_the_rule(api: Api) -> None:
     for key in ("", "x" * 257, "a\0b"):
         body = problem(api.post("/jobs", json={"type": "echo", "idempotency_key": key}), 422, "invalid-request")

@@ -179,7 +179,7 @@ def test_migrate_and_schema_version(pgqueue: Invoke, connection: Connection) -> 
     first = pgqueue("migrate")
     assert (first.exit_code, first.stdout) == (0, "")
     assert str(at) in first.stderr
-    assert json.loads(pgqueue("--json", "migrate").stdout) == {"applied": [], "version": at}
+    assert json.loads(pgqueue("--json", "migrate").stdout) == {"applied": [], "version": at, "missing_roles": []}
     assert pgqueue("schema", "version").stdout == f"{at}\n"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
+from psycopg.conninfo import make_conninfo
 
 from pgqueue.cli import advice, root
 from pgqueue.cli.doctor import Finding
@@ -178,6 +179,31 @@ def test_jobs_that_no_partition_took(pgqueue: Invoke, connection: Connection) ->
         " values ('t', 'completed', now() + interval '1 year')"
     )
     assert "jobs_completed_default hold" in findings(pgqueue("doctor", "--json"))["partitions"].found
+
+
+def test_roles_that_nobody_made_are_told_of_and_then_made(own_server: OwnServer, pgqueue: Invoke) -> None:
+    roles = ["pgqueue_producer", "pgqueue_worker", "pgqueue_operator", "pgqueue_reader"]
+    with psycopg.connect(own_server.dsn, autocommit=True) as admin:
+        admin.execute("set client_min_messages = error; drop schema pgqueue cascade")
+        admin.execute("; ".join(f"drop role {role}" for role in roles) + "; create role plain login")
+        admin.execute("create database plain owner plain")
+    dsn = make_conninfo(own_server.dsn, dbname="plain")
+    owners = make_conninfo(dsn, user="plain")
+    plain = pgqueue("migrate", dsn=owners)
+    assert plain.exit_code == 0, plain.stderr
+    assert all(f"create role {role} nologin;" in plain.stderr for role in roles)
+    assert findings(pgqueue("doctor", "--json", dsn=owners))["roles"].found == f"missing: {', '.join(roles)}"
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        # Made without their rights, which the owner may give.
+        admin.execute("create role pgqueue_producer nologin")
+        again = json.loads(pgqueue("migrate", "--json", dsn=owners).stdout)
+        assert again["missing_roles"] == roles[1:]
+        may = "select has_column_privilege('pgqueue_producer', 'pgqueue.jobs', 'payload', 'insert')"
+        assert admin.execute(may).fetchone() == (True,)
+        assert json.loads(pgqueue("migrate", "--json", dsn=dsn).stdout)["missing_roles"] == []
+        may = "select has_function_privilege('pgqueue_worker', oid, 'execute') from pg_proc where proname = 'complete'"
+        assert admin.execute(may).fetchone() == (True,)
+    assert "roles" not in findings(pgqueue("doctor", "--json", dsn=dsn))
 
 
 def test_a_server_that_risks_jobs(own_server: OwnServer, pgqueue: Invoke) -> None:

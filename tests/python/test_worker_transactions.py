@@ -45,6 +45,28 @@ def test_a_tasks_writes_and_its_completion_are_one(app: App, connection: Session
     assert connection.execute("select * from paid").fetchall() == [(job.job_id, 2)]
 
 
+def test_a_guard_says_the_same_each_time_and_counts_with_its_attempt(app: App) -> None:
+    @app.task("threaded", max_retries=1, **QUICK)
+    def threaded(job: Job) -> list[bool]:
+        first, second = job.once("a"), job.once("a")
+        seen = [bool(first), bool(first), bool(second)]
+        if job.attempt == 1:
+            raise ValueError("again")
+        return seen
+
+    @app.task("coroutine", max_retries=1, **QUICK)
+    async def coroutine(job: Job) -> list[bool]:
+        first, second = job.once("a"), job.once("a")
+        seen = [await first, await first, await second]
+        if job.attempt == 1:
+            raise ValueError("again")
+        return seen
+
+    with worker_of(app):
+        for name in ("threaded", "coroutine"):
+            assert app.result_sync(app.enqueue_sync(name), wait=10) == [True, True, False]
+
+
 def test_a_transaction_of_an_attempt_that_lost_its_job_is_undone(app: App, connection: Session) -> None:
     connection.execute("create table paid (attempt int)")
 

@@ -488,3 +488,12 @@ def test_everything_in_the_schema_says_what_it_is(q: Verbs) -> None:
             where a.attrelid = 'pgqueue.jobs'::regclass and a.attnum > 0
               and col_description(a.attrelid, a.attnum) is null"""
     )
+
+
+def test_old_settings_of_a_session_change_nothing(q: Verbs) -> None:
+    q.session.execute("set escape_string_warning = off; set standard_conforming_strings = off; set array_nulls = off")
+    q.insert(max_retries=0)
+    (job,) = q.claim()
+    assert q.fail(job, {"type": "E", "message": "disk is  full"}) == "dead_letter"
+    assert q.job(job.job_id).error == "E: disk is full"
+    q.session.execute("insert into pgqueue.schedules (name, cron, job_type) values ('s', '*/5 * * * *', 't')")

@@ -164,6 +164,15 @@ def test_no_attempt_of_a_worker_comes_twice_by_an_edit(q: Verbs, became: str) ->
     assert q.claim()[0].attempts == 2
 
 
+@pytest.mark.parametrize("change", ["idempotency_key = 'b'", "idempotency_key = null", "producer_id = 'other'"])
+def test_a_taken_key_stays_with_its_job(q: Verbs, change: str) -> None:
+    q.insert(idempotency_key="a", producer_id="p")
+    with refused("PQ409", "idempotency key", column=change.partition(" ")[0]):
+        q.session.execute(f"update pgqueue.jobs set {change}")
+    q.insert(producer_id="p")
+    q.session.execute("update pgqueue.jobs set producer_id = 'other' where idempotency_key is null")
+
+
 @pytest.mark.parametrize("seq", ["9223372036854775807", "0", "-1", "(select last_value + 1 from pgqueue.jobs_seq)"])
 def test_a_pending_job_cannot_be_put_at_a_place_that_is_none(q: Verbs, seq: str) -> None:
     first, second = q.insert(), q.insert()

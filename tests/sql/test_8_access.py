@@ -15,7 +15,7 @@ from tests.sql.verbs import OTHER, WORKER, Verbs
 PRODUCER, WORKS, OPERATOR, READER = "pgqueue_producer", "pgqueue_worker", "pgqueue_operator", "pgqueue_reader"
 ROLES = (PRODUCER, WORKS, OPERATOR, READER)
 ENQUEUES = {"enqueue", "enqueue_many", "enqueue_rows"}
-LOOKS = {"job", "why", "clock", "schema_version"}
+LOOKS = {"job", "why", "clock", "schema_version", "missing_roles"}
 WORK = {
     "claim", "heartbeat", "complete", "complete_and_claim", "fail", "snooze", "release", "rate_limit",
     "cancel_attempt", "set_progress",
@@ -38,7 +38,7 @@ INTERNAL = {
     "lock_key", "note", "publish", "ring", "lower_cursor", "check_depth", "find_job", "finished_job", "known_job",
     "cancel_one", "job_arrives", "jobs_arrived", "jobs_edited", "check_edit", "take", "sweep_due", "sweep_leases",
     "sweep_expired", "sweep_cursors", "sweep_prune", "add_error", "error_record", "keep_few_statistics",
-    "let_in", "was_let_in", "look_at_claims", "note_strays", "say_started", "say_released",
+    "let_in", "was_let_in", "look_at_claims", "note_strays", "say_started", "say_released", "grant_roles",
 }  # fmt: skip
 
 
