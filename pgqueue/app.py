@@ -4,12 +4,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from pgqueue.alerts import with_webhooks
 from pgqueue.client import Client
 from pgqueue.errors import ConfigError
-from pgqueue.job import Job, priority_number
+from pgqueue.job import priority_number
 from pgqueue.maintenance import declaring
 from pgqueue.maintenance import maintenance as all_maintenance
 from pgqueue.middleware import Middleware
@@ -26,12 +26,10 @@ M = TypeVar("M", bound=Middleware)
 
 
 class MakesTask(Protocol):
-    """A decorator from a function to its task, whose parameters are the function's without `job`."""
+    """What `App.task` with options returns."""
 
-    @overload
-    def __call__(self, function: Callable[Concatenate[Job, P], R], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]:
+        """Return the task of a function."""
 
 
 class App(Client):
@@ -53,7 +51,7 @@ class App(Client):
         self.tasks: Final = Tasks()
 
     @overload
-    def task(self, name: Callable[Concatenate[Job, P], R], /) -> Task[P, R]: ...
+    def task(self, name: Callable[P, R], /) -> Task[P, R]: ...
     @overload
     def task(self, name: str | None = None, /, **options: Unpack[TaskKeywords]) -> MakesTask: ...
     def task(self, name: Any = None, /, **options: Unpack[TaskKeywords]) -> Any:

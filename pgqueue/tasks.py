@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from pgqueue.errors import ConfigError, InvalidPayload, UnknownTask, as_seconds
 from pgqueue.job import EnqueuedJob, Job, priority_number
@@ -13,6 +13,8 @@ from pgqueue.typed import arguments_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+F_co = TypeVar("F_co", covariant=True)
 ExceptionTypes = tuple[type[BaseException], ...]
 _ABSENT: Final = object()
 
@@ -95,8 +97,33 @@ class TaskOptions:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
+class OfArguments(Protocol[F_co, R_co]):
+    """What is called with the parameters of a task's function, those without `job`."""
+
+    # Overloads of the decorator that makes the task would be ambiguous for each function whose type contains Any.
+    @overload
+    def __call__(
+        self: "OfArguments[Callable[Concatenate[Job, P], Any], R_co]", *args: P.args, **kwargs: P.kwargs
+    ) -> R_co: ...
+    @overload
+    def __call__(self: "OfArguments[Callable[P, Any], R_co]", *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
+class TakesArguments(Protocol[R_co]):
+    """A method that is called as OfArguments is."""
+
+    def __get__(
+        self, instance: "Task[P, Any] | Enqueuing[P, Any]", owner: Any, /
+    ) -> OfArguments[Callable[P, Any], R_co]: ...
+
+
+def takes_arguments(method: Callable[..., R]) -> TakesArguments[R]:
+    """Return the method, typed."""
+    return cast(TakesArguments[R], method)
+
+
 class Task(Generic[P, R]):
-    """The function of a job type. Call it directly, or `enqueue` it with its own parameters."""
+    """The function of a job type, from P to R. Call it directly, or `enqueue` it with its own parameters."""
 
     def __init__(
         self,
@@ -144,15 +171,18 @@ class Task(Generic[P, R]):
         """Run the function here and now."""
         return self.function(*args, **kwargs)
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
+    @takes_arguments
+    async def enqueue(self, *args: Any, **kwargs: Any) -> EnqueuedJob:
         """Enqueue a job with these arguments (the task's own, without `job`)."""
         return await self._producer.enqueue(self.name, self.payload(*args, **kwargs))
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
+    @takes_arguments
+    def enqueue_sync(self, *args: Any, **kwargs: Any) -> EnqueuedJob:
         """Enqueue a job with these arguments, waiting for the database in this thread."""
         return self._producer.enqueue_sync(self.name, self.payload(*args, **kwargs))
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+    @takes_arguments
+    def job(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a job with these arguments for `app.enqueue_many`."""
         return {"job_type": self.name, "payload": self.payload(*args, **kwargs)}
 
@@ -160,7 +190,8 @@ class Task(Generic[P, R]):
         """Return the task with options for its next enqueues: `task.having(delay=60).enqueue(to=…)`."""
         return Enqueuing(self, options)
 
-    def payload(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+    @takes_arguments
+    def payload(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the payload that stands for these arguments; raises InvalidPayload where they, or their types, do not
         fit.
         """
@@ -220,16 +251,19 @@ class Enqueuing(Generic[P, R]):
         self._task = task
         self._options = options
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+    @takes_arguments
+    def job(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a job with these arguments and the options for `app.enqueue_many`."""
         return {**self._task.job(*args, **kwargs), **self._options}
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
+    @takes_arguments
+    async def enqueue(self, *args: Any, **kwargs: Any) -> EnqueuedJob:
         """Enqueue a job with these arguments and the options."""
         payload = self._task.payload(*args, **kwargs)
         return await self._task._producer.enqueue(self._task.name, payload, **self._options)
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
+    @takes_arguments
+    def enqueue_sync(self, *args: Any, **kwargs: Any) -> EnqueuedJob:
         """Enqueue a job with these arguments and the options, waiting for the database in this thread."""
         payload = self._task.payload(*args, **kwargs)
         return self._task._producer.enqueue_sync(self._task.name, payload, **self._options)

@@ -126,7 +126,7 @@ def test_many_jobs_with_a_tasks_own_arguments(app: App) -> None:
         ("q", {"a": 1}, None, "pending"), ("q", {"a": 2}, "k", "submitted"),
     ]  # fmt: skip
     with pytest.raises(InvalidPayload, match="missing a required argument: 'a'"):
-        t.job()  # type: ignore[call-arg]
+        t.job()  # type: ignore[call-overload]
     with pytest.raises(InvalidJob, match="connection"):
         app.enqueue_many_sync([t.having(connection=object()).job(1)])
 

@@ -94,7 +94,7 @@ def test_arguments_become_a_payload(app: App) -> None:
     assert t.payload(1, z=3) == {"a": 1, "z": 3}
     assert t.payload(1, 5) == {"a": 1, "b": 5}
     with pytest.raises(InvalidPayload, match="task 't': missing a required argument: 'a'"):
-        t.payload()  # type: ignore[call-arg]
+        t.payload()  # type: ignore[call-overload]
 
 
 def test_an_option_among_the_arguments_is_pointed_to_having(app: App) -> None:
@@ -102,9 +102,9 @@ def test_an_option_among_the_arguments_is_pointed_to_having(app: App) -> None:
     def t(job: Job, a: int, queue: str = "") -> None: ...
 
     with pytest.raises(InvalidPayload, match=r"unexpected .* 'delay'; .* having: \.having\(delay=…\)\.enqueue\(…\)"):
-        t.enqueue_sync(1, delay=5)  # type: ignore[call-arg]
+        t.enqueue_sync(1, delay=5)  # type: ignore[call-overload]
     with pytest.raises(InvalidPayload, match=r"argument 'b'$"):
-        t.enqueue_sync(1, b=5)  # type: ignore[call-arg]
+        t.enqueue_sync(1, b=5)  # type: ignore[call-overload]
     assert t.payload(1, queue="own") == {"a": 1, "queue": "own"}
 
 

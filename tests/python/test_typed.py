@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import re
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -17,7 +21,7 @@ import pytest
 from pgqueue import App, Job
 from pgqueue.errors import InvalidPayload
 from pgqueue.testing import drain_sync, inline
-from tests.python.running import make_app
+from tests.python.running import CHECKOUT, make_app
 
 if TYPE_CHECKING:
     from elsewhere import OnlyCheckersKnow  # type: ignore[import-not-found]
@@ -130,7 +134,7 @@ def test_plain_json_stays_as_it_is(app: App) -> None:
     ) -> None: ...
 
     arguments = {"number": 1, "many": [1, 2], "deep": {"a": [None, {}]}, "by_number": {"1": "x"}, "big": 2**70}
-    assert t.payload(**arguments) == arguments  # type: ignore[arg-type]
+    assert t.payload(**arguments) == arguments  # type: ignore[call-overload]
     bound = t.bind(arguments)
     assert (bound["number"], bound["by_number"], bound["big"]) == (1.0, {1: "x"}, 2**70)
     assert arguments["by_number"] == {"1": "x"}
@@ -162,3 +166,81 @@ def test_models_of_pydantic(app: App) -> None:
     for call in (task.payload, lambda one: task.bind({"one": one})):
         with pytest.raises(InvalidPayload, match="greater than 0"):
             call(one={"at": "2030-01-02T00:00:00Z", "number": 0})
+
+
+TYPED = """
+from typing import Any, assert_type
+
+from pgqueue import App, EnqueuedJob, Job
+
+app = App()
+
+
+@app.schedule("@daily", payload={"path": "cat.png"})
+@app.task("resize", queue="images")
+def resize(job: Job, path: str, width: int = 800) -> dict[str, Any]:
+    return {}
+
+
+@app.task("crop")
+async def crop(job: Job, path: str, width: int = 800) -> dict[str, Any]:
+    return {}
+
+
+@app.task("any")
+def to_any(job: Job, path: str, width: int = 800) -> Any: ...
+
+
+@app.task
+def bare(job: Job, path: str, width: int = 800) -> dict:  # type: ignore[type-arg]
+    return {}
+
+
+@app.task("exact", process=True)
+async def exact(job: Job, path: str, width: int = 800) -> str:
+    return path
+
+
+@app.task
+def without(path: str, width: int = 800) -> dict[str, Any]:
+    return {}
+
+
+@app.task("alone")
+def alone(job: Job) -> Any: ...
+
+
+async def use(job: Job) -> None:
+    assert_type(resize(job, "cat.png"), dict[str, Any])
+    assert_type(await crop(job, "cat.png"), dict[str, Any])
+    assert_type(await exact(job, "cat.png"), str)
+    assert_type(without("cat.png"), dict[str, Any])
+    assert_type(await resize.enqueue("cat.png"), EnqueuedJob)
+    assert_type(await resize.having(delay=1).enqueue("cat.png"), EnqueuedJob)
+    assert_type(resize.payload("cat.png"), dict[str, Any])
+TASKS
+    alone.job()
+    alone.job("cat.png")  # refused
+"""
+EACH = """
+    {0}.enqueue_sync("cat.png", width=5)
+    {0}.enqueue_sync(path="cat.png")
+    {0}.enqueue_sync("cat.png", width="x")  # refused
+    {0}.enqueue_sync()  # refused
+    {0}.job(5)  # refused
+    {0}.payload("cat.png", height=5)  # refused
+    {0}.having(delay=1).enqueue_sync("cat.png", width="x")  # refused
+    {0}.having(delay=1).job(5)  # refused
+"""
+
+
+def test_checkers_know_the_arguments_whatever_is_returned(tmp_path: Path) -> None:
+    names = ("resize", "crop", "to_any", "bare", "exact", "without")
+    program = tmp_path / "program.py"
+    program.write_text(TYPED.replace("TASKS", "".join(EACH.format(name) for name in names)))
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", program], cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=110
+    )
+    errors = {int(line) for line in re.findall(r"program\.py:(\d+): error", checked.stdout)}
+    lines = program.read_text().splitlines()
+    assert errors == {number for number, line in enumerate(lines, 1) if "# refused" in line}, checked.stdout
