@@ -43,6 +43,26 @@ def test_all_that_match_are_those_of_the_name_as_it_is(api: Api, connection: Con
 
 
 @pytest.mark.parametrize(
+    ("path", "name", "verb"),
+    [("dead-letters?q=no", "Dead letters", "discard"), ("jobs?status=dead_letter&type=t", "Jobs", "retry")],
+)
+def test_a_bulk_action_keeps_the_place(api: Api, connection: Connection, path: str, name: str, verb: str) -> None:
+    connection.execute("insert into pgqueue.jobs (job_type) values ('t')")
+    worker = uuid.uuid4()
+    connection.execute("select pgqueue.claim(%s, null, 1)", [worker])
+    end = 'select pgqueue.fail(%s, job_id, 1, \'{"message": "no"}\', false) from pgqueue.jobs'
+    connection.execute(end, [worker])
+    form = {field: html.unescape(value) for field, value in fields(api.get(f"/dashboard/{path}"), 'id="bulk"').items()}
+    nothing = api.post("/dashboard/jobs/bulk", data={**form, "verb": verb, "target": "selected"}, headers=SAME)
+    assert nothing.url.raw_path.decode() == f"/dashboard/{path}"
+    assert "Select at least one job" in nothing.text
+    asked = api.post("/dashboard/jobs/bulk", data={**form, "verb": verb, "target": "all"}, headers=SAME)
+    for shown in (nothing, asked):
+        assert f'aria-current="page">{name}<' in shown.text
+    assert f'<a class="button" href="{html.escape(f"/dashboard/{path}")}">Back</a>' in asked.text
+
+
+@pytest.mark.parametrize(
     "path", ["/dashboard/nowhere", "/dashboard/jobs/1/2/3", "/dashboard/queues/x", "/dashboard/jobs/bulk"]
 )
 def test_an_unknown_address_of_the_dashboard_is_a_page(api: Api, path: str) -> None:

@@ -180,6 +180,32 @@ def test_bulk_actions_say_how_many_before(screens: Screens, scene: Scene) -> Non
         page.wait_for_selector("text=No dead letters")
 
 
+@pytest.mark.parametrize("path", ["/dead-letters?q=KeyError", "/jobs?queue=mail&status=pending"])
+def test_bulk_buttons_wait_for_a_selection(screens: Screens, scene: Scene, path: str) -> None:
+    with screens.open(f"/dashboard{path}") as page:
+        buttons, first = page.locator("#bulk button"), page.locator("input[name=id]").first
+
+        def disabled() -> set[bool]:
+            return {button.is_disabled() for button in buttons.all()}
+
+        assert disabled() == {True}
+        first.check()
+        assert disabled() == {False}
+        first.uncheck()
+        assert disabled() == {True}
+        page.select_option("select[name=target]", "all")
+        assert disabled() == {False}
+        page.select_option("select[name=target]", "selected")
+        with page.expect_response(lambda answer: "x-live" in answer.request.headers):
+            page.keyboard.press("r")
+        page.wait_for_timeout(100)
+        assert disabled() == {True}
+        # Keys tick the row they are at.
+        page.keyboard.press("j")
+        page.keyboard.press("D" if "dead" in path else "C")
+        page.wait_for_selector("h1:has-text(' 1 job?')")
+
+
 def test_ticks_stay_when_the_list_changes(screens: Screens, scene: Scene) -> None:
     with screens.open("/dashboard/jobs?queue=mail&status=pending") as page:
         ticked = page.locator("input[name=id]").nth(1)

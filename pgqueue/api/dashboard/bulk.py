@@ -81,6 +81,8 @@ async def bulk(request: AnyRequest) -> Response[Any]:
     upto = read_id(form.one("upto"), "upto")
     api = api_of(request)
     home = back(request, form.one("back"))
+    if not everything and not form.all("id"):
+        return done(request, home, "Select at least one job, or choose all that match.", "bad")
     ids = await _ids(api, verb, form, filters, upto, everything)
     more = len(ids) > _MOST
     ids = ids[:_MOST]
@@ -97,6 +99,7 @@ async def bulk(request: AnyRequest) -> Response[Any]:
         request,
         "bulk.html",
         identity,
+        under=home,
         verb=verb,
         everything=everything,
         filters=filters,
@@ -123,8 +126,6 @@ async def _ids(api: Api, verb: _Verb, form: Form, filters: Filters, upto: UUID |
         found: list[str] = await Reading(api).call(calls_dashboard.MATCHING, **chosen, limit=_MOST + 1)
         return found
     selected = [str(read_id(text, "id")) for text in form.all("id")]
-    if not selected:
-        raise Invalid("select at least one job, or choose all that match")
     rows = await Reading(api).call(calls_dashboard.CHOSEN, job_ids=selected, statuses=verb.statuses)
     return [row["job_id"] for row in rows]
 

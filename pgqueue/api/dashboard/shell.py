@@ -63,11 +63,11 @@ def base_of(request: AnyRequest) -> str:
 
 
 def html(
-    request: AnyRequest, template: str, identity: Identity | None, *, status: int = 200, **values: Any
+    request: AnyRequest, template: str, identity: Identity | None, *, status: int = 200, under: str = "", **values: Any
 ) -> Response[bytes]:
-    """Return a page."""
+    """Return a page. `under`: the page from which a form led to it."""
     base = base_of(request)
-    here = asked_path(request.scope).rstrip("/")
+    here = (under.partition("?")[0] or asked_path(request.scope)).rstrip("/")
     flash = _flash_of(request)
 
     def link(page: str, **query: Any) -> str:

@@ -16,6 +16,8 @@ export function startSelection() {
     const shown = document.getElementById("selected-count");
     if (shown.textContent !== text) shown.textContent = text;
     for (const box of every) box.closest("tr, li")?.classList.toggle("ticked", box.checked);
+    const none = !ticked.length && document.querySelector("#bulk [name=target]").value === "selected";
+    for (const button of document.querySelectorAll("#bulk button")) button.disabled = none;
   }
 
   function tickAll(checked) {
@@ -25,8 +27,10 @@ export function startSelection() {
 
   document.addEventListener("change", (event) => {
     if (event.target.id === "all-rows") tickAll(event.target.checked);
-    else if (event.target.name === "id") show();
+    else if (event.target.name === "id" || event.target.name === "target") show();
   });
+  // Browsers put ticks back after scripts have begun.
+  addEventListener("pageshow", show);
   show();
   return { show, tickAll, any: () => boxes().some((box) => box.checked), all: () => boxes().every((box) => box.checked) };
 }
