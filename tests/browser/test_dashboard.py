@@ -74,6 +74,18 @@ def test_axe_finds_nothing_serious(screens: Screens, scene: Scene, axe: str, wid
     assert found == {}
 
 
+@pytest.mark.parametrize("width", [740, 400, 360])
+def test_every_tab_is_in_sight(screens: Screens, width: int) -> None:
+    with screens.open("/dashboard/jobs", width=width) as page:
+        for bar in (".side nav a", "nav.tabs a"):
+            tabs = page.locator(bar).all()
+            assert len(tabs) == 8
+            for tab in tabs:
+                place = tab.bounding_box()
+                assert place["x"] >= 0, tab.inner_text()
+                assert place["x"] + place["width"] <= width, tab.inner_text()
+
+
 def test_tabs_count_only_what_all_of_them_show(screens: Screens, scene: Scene) -> None:
     scene.enqueue("other", queue="elsewhere")
     with screens.open("/dashboard/jobs") as page:
@@ -234,8 +246,9 @@ def test_keys_move_select_and_lead_to_pages(screens: Screens) -> None:
         assert page.evaluate("document.activeElement.name") == "q"
         page.keyboard.press("Escape")
         page.keyboard.press("?")
-        page.wait_for_selector("#help[open]")
+        page.wait_for_selector("#help[open] h2:text-is('Keyboard shortcuts')")
         page.keyboard.press("Escape")
+        assert page.inner_text("#help-button") == "Shortcuts"
         page.keyboard.press("t")
         page.keyboard.press("t")
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"

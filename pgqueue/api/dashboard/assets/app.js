@@ -63,7 +63,6 @@ function startCopy() {
 showTheme();
 document.getElementById("theme").addEventListener("click", nextTheme);
 document.getElementById("help-button").addEventListener("click", () => document.getElementById("help").showModal());
-document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 startConfirm();
 startCopy();
 const selection = startSelection();
