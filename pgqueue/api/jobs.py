@@ -201,6 +201,14 @@ async def list_jobs(
     )
 
 
+def looked_through(statuses: list[Any] | None) -> tuple[set[str], int]:
+    """Return of which statuses jobs are looked at for a page of these, and how many at most."""
+    wanted = set(statuses or STATUSES)
+    # Live jobs share a partition, which is walked whatever their status is.
+    parts = wanted | LIVE if wanted & LIVE else wanted
+    return parts, calls_rest.LOOKED_AT_LIVE if parts != wanted else calls_rest.LOOKED_AT
+
+
 async def job_page(
     api: Api,
     *,
@@ -215,13 +223,12 @@ async def job_page(
 ) -> JobPage:
     """Return a page of jobs, redacted. Only so many jobs are looked at for it, so that it may be short."""
     wanted = set(statuses or STATUSES)
-    # Live jobs share a partition, which is walked whatever their status is.
-    parts = wanted | LIVE if wanted & LIVE else wanted
+    parts, most = looked_through(statuses)
     some = parts != wanted
     chosen: dict[str, object] = {
         "parts": sorted(parts),
         "before": cursor or UUID(int=2**128 - 1),
-        "looked_at": calls_rest.LOOKED_AT_LIVE if some else calls_rest.LOOKED_AT,
+        "looked_at": most,
     }
     rows = await api.call(
         calls_rest.LIST_JOBS,

@@ -9,9 +9,11 @@ from urllib.parse import quote
 import httpx
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from pgqueue import calls_rest
 from tests.api.conftest import Api
+from tests.meet import wait_until
 
 Connection = psycopg.Connection[Any]
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -90,5 +92,59 @@ def test_a_list_that_found_nothing_yet_leads_on(
     shown = api.get(f"/dashboard/{page}?status={status}&type=old").text
     assert "No job matches" not in shown
     assert "No dead letter matches" not in shown
+    assert "One page looks at 5 jobs at most" in shown
     (onward,) = re.findall(r'<a href="([^"]*)">Look further</a>', shown)
     assert ">old</a>" in api.get(html.unescape(onward)).text
+
+
+def test_a_page_of_some_live_statuses_says_its_own_bound(
+    api: Api, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_rest, "LOOKED_AT_LIVE", 3)
+    connection.execute("insert into pgqueue.jobs (job_type) select 'new' from generate_series(1, 5)")
+    assert "One page looks at 3 jobs at most" in api.get("/dashboard/jobs?status=failed").text
+
+
+@pytest.fixture
+def dead(connection: Connection) -> str:
+    """A dead letter."""
+    connection.execute("insert into pgqueue.jobs (job_type) values ('t')")
+    worker = uuid.uuid4()
+    fail = 'select pgqueue.fail(%s, %s, 1, \'{"message": "no; pgqueue.retry gives it fresh attempts."}\', false)'
+    (dead,) = connection.execute("select job_id from pgqueue.claim(%s, null, 1)", [worker]).fetchone() or ()
+    connection.execute(fail, [worker, dead])
+    return str(dead)
+
+
+def test_a_dead_letter_says_in_words_of_the_page_what_helps(api: Api, dead: str) -> None:
+    (why,) = re.findall(r'id="why">([^<]*)<', api.get(f"/dashboard/jobs/{dead}").text)
+    # The error's own words stay.
+    assert "no; pgqueue.retry gives it fresh attempts.)" in why
+    assert why.endswith("); a retry gives it fresh attempts.")
+
+
+def card(page: str, title: str) -> str:
+    return page.split(f"<h2>{title}</h2>", 1)[1].split("</article>", 1)[0]
+
+
+def test_only_what_needs_attention_is_red(api: Api, connection: Connection) -> None:
+    counted = [{"queue": "default", "job_type": "t", "priority": 2, "completed": 1, "failed": 1}]
+    connection.execute("select pgqueue.add_to_counters(%s)", [Jsonb(counted)])
+    connection.execute("select pgqueue.sweep('measure')")
+    shown = api.get("/dashboard").text
+    assert "Jobs failed high" in shown
+    assert 'class="bar bad"' in card(shown, "Failure rate")
+    connection.execute("update pgqueue.alert_rules set enabled = false")
+    # What took long to read is kept for some seconds.
+    wait_until(lambda: "Nothing needs attention." in api.get("/dashboard").text, 15)
+    shown = api.get("/dashboard").text
+    assert "50 %" in card(shown, "Failure rate")
+    assert 'class="bar warn"' in card(shown, "Failure rate")
+    assert 'class="bar bad"' not in shown
+
+
+def test_idle_workers_are_not_counted_as_active(api: Api, connection: Connection) -> None:
+    connection.execute("select pgqueue.worker_started(%s, 'w', 'h', 1, null, null, null, null, 8, '0')", [uuid.uuid4()])
+    workers = card(api.get("/dashboard").text, "Workers")
+    assert "<small>live</small>" in workers
+    assert "active" not in workers

@@ -26,7 +26,7 @@ from pgqueue.api.dashboard.session import enter, read_query
 from pgqueue.api.dashboard.shell import html
 from pgqueue.api.exchange import AnyRequest, api_of
 from pgqueue.api.health import ready_checks
-from pgqueue.api.jobs import job_page, job_view
+from pgqueue.api.jobs import job_page, job_view, looked_through
 from pgqueue.api.paths import asked_path
 from pgqueue.api.problems import NotFound
 from pgqueue.api.schedules import schedule_views
@@ -37,6 +37,9 @@ from pgqueue.errors import DatabaseUnavailable, InvalidJob, PgqueueError
 from pgqueue.job import FINAL_STATUSES
 
 _PER_PAGE: Final = 50
+#: How pgqueue.why ends on a dead letter, and what the page says instead.
+_BY_SQL: Final = "pgqueue.retry gives it fresh attempts."
+_BY_HAND: Final = "a retry gives it fresh attempts."
 _STATUSES: Final = ("pending", "submitted", "processing", "failed", "completed", "dead_letter", "cancelled")
 
 
@@ -62,6 +65,7 @@ async def overview(request: AnyRequest) -> Response[bytes]:
         "overview.html",
         identity,
         needs=attention(alerts, queues, workers),
+        raised={one["alert"] for one in alerts},
         queues=sorted(queues, key=lambda one: (-one.depth.pending, one.name))[:20],
         more_queues=max(len(queues) - 20, 0),
         by_priority=by_priority,
@@ -138,6 +142,7 @@ async def _list(
         filters=filters,
         items=page.items,
         following=page.next_cursor,
+        looked_at=looked_through(filters.statuses)[1],
         counts=counts,
         statuses=_STATUSES,
         dead=dead,
@@ -182,7 +187,7 @@ async def job(request: AnyRequest, job_id: FromPath[str]) -> Response[bytes]:
         "job.html",
         identity,
         job=view,
-        why=why,
+        why=why.removesuffix(_BY_SQL) + _BY_HAND if why.endswith(_BY_SQL) else why,
         attempts=attempts,
         steps=steps,
         spans=timeline.spans_of(steps),
