@@ -103,13 +103,13 @@ def retry(ctx: click.Context, door: Door, job_ids: tuple[str, ...]) -> None:
         ctx.exit(each(door, job_ids, lambda job_id: client.retry_sync(job_id).status))
 
 
-@jobs.command("pause-type")
+@jobs.command("pause-type", options_metavar="--for SPAN [OPTIONS]")
 @click.argument("job_type", metavar="TYPE")
-@click.option("--for", "seconds", type=CENTURY, required=True, help="For so long: 90, 5m, 1h30m.")
+@click.option("--for", "seconds", type=CENTURY, required=True, help="How long, such as 90, 5m or 1h30m. Always needed.")
 @door_options
 @pass_door
 def pause_type(door: Door, job_type: str, seconds: float) -> None:
-    """Start no job of a type for a while. Running ones end, enqueues go on; a longer pause stays."""
+    """Start no job of a type for as long as --for says. Running ones end, enqueues go on; a longer pause stays."""
     from pgqueue import calling, calls
 
     with door.connection() as connection:

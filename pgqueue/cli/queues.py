@@ -178,5 +178,8 @@ def _weights(settings: dict[str, Any] | None) -> str:
 
 
 def _limits(settings: dict[str, Any] | None) -> str:
-    limits = _LIMITS if settings is None else (settings["soft_limit"], settings["hard_limit"])
-    return "default" if limits == _LIMITS else f"{limits[0]}/{limits[1]}"
+    if settings is None:
+        return "default"
+    depths, rate = (settings["soft_limit"], settings["hard_limit"]), settings["rate_per_second"]
+    limits = [f"{depths[0]}/{depths[1]}"] if depths != _LIMITS else []
+    return ",".join([*limits, f"{rate}/s"] if rate is not None else limits) or "default"

@@ -116,7 +116,8 @@ def make_server(app: Litestar, host: str, port: int, *, grace: float = 10.0, roo
             for one in self.servers:
                 for socket in one.sockets:
                     address, bound = socket.getsockname()[:2]
-                    note(f"pgqueue: the API is at http://{address}:{bound}, its document at /schema")
+                    url = f"http://{address}:{bound}"
+                    note(f"pgqueue: the API is at {url}, its document at /schema, the dashboard at /dashboard")
 
         async def shutdown(self, sockets: Any = None) -> None:
             await app.state.pgqueue.hub.close()

@@ -171,8 +171,8 @@ async def _demonstrate(app: App, url: str | None, working: asyncio.Task[None], s
 
     since = min(job.job_id for job in await app.enqueue_many(opening()))
     link = Link(app.dsn, app.settings, "pgqueue up")
-    api = f" API: {url}" if url else ""
-    with view("pgqueue", f"Ctrl-C drains and ends. In another terminal: pgqueue jobs list.{api}") as shown:
+    page = f" Dashboard: {url}/dashboard" if url else ""
+    with view("pgqueue", f"Ctrl-C drains and ends. In another terminal: pgqueue jobs list.{page}") as shown:
         feeding = asyncio.create_task(_feed(app, shown, stopping))
         try:
             while not working.done():

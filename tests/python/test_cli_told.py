@@ -77,6 +77,19 @@ def test_a_queue_that_was_only_paused_is_listed_with_the_defaults(pgqueue: Invok
     }  # fmt: skip
 
 
+def test_limits_of_a_queue_name_its_rate(pgqueue: Invoke) -> None:
+    pgqueue("queues", "set", "lim", "--rate-per-second", "5")
+    pgqueue("queues", "set", "both", "--rate-per-second", "5", "--hard-limit", "60000")
+    rows = [line.split() for line in pgqueue("queues", "list").stdout.splitlines()[1:]]
+    assert {row[0]: row[-1] for row in rows} == {"lim": "5/s", "both": "50000/60000,5/s"}
+
+
+def test_a_pause_of_a_type_says_that_it_needs_an_end(pgqueue: Invoke) -> None:
+    told = " ".join(pgqueue("jobs", "pause-type", "--help").stdout.split())
+    assert "pause-type --for SPAN [OPTIONS] TYPE" in told
+    assert "for as long as --for says" in told
+
+
 @pytest.mark.parametrize("words", [("enqeue",), ("job", "list"), ("jobs", "lst")], ids=" ".join)
 def test_a_typing_error_is_told_what_was_meant(pgqueue: Invoke, words: tuple[str, ...]) -> None:
     refused = pgqueue(*words)

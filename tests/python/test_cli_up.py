@@ -104,7 +104,7 @@ def test_on_a_terminal_the_demo_is_a_page_and_ctrl_c_drains(database: str, conne
     with terminal(["up", "--demo"], environment(database)) as screen:
         until(lambda: re.search(r"completed .*after retries", screen.read()) and "dead_letter" in screen.said)
         until(lambda: re.search(r"attempt \d: ", screen.read()))
-        for heading in ("Last ended", "Next retries", "Workers", "Ctrl-C drains"):
+        for heading in ("Last ended", "Next retries", "Workers", "Ctrl-C drains", "/dashboard"):
             assert heading in screen.said
         screen.process.send_signal(signal.SIGINT)
         until(screen.ended)
@@ -147,7 +147,9 @@ def test_up_serves_the_api_until_the_worker_has_drained(database: str) -> None:
     command = [*COMMAND, "up", "--port", "0"]
     up = subprocess.Popen(command, env=environment(database), stderr=subprocess.PIPE, text=True)
     assert up.stderr is not None
-    url = next(found[1] for line in up.stderr if (found := re.search(r"the API is at (http://127\.0\.0\.1:\d+)", line)))
+    told = r"the API is at (http://127\.0\.0\.1:\d+), its document at /schema, the dashboard at /dashboard$"
+    url = next(found[1] for line in up.stderr if (found := re.search(told, line)))
+    assert "Overview" in httpx.get(f"{url}/dashboard").raise_for_status().text
     job = httpx.post(f"{url}/jobs", json={"type": "echo", "payload": {"a": 1}}).raise_for_status().json()
     done = httpx.get(f"{url}/jobs/{job['job_id']}/result?wait=20", timeout=30).raise_for_status().json()
     assert done["result"] == {"a": 1}
