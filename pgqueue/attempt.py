@@ -197,8 +197,8 @@ class Attempt(_Course, eq=False):
     def begin(self) -> bool:
         """Note that it begins; False: it is too late to, or its lease has lapsed and others may have been given it."""
         # In this order: whoever saw that it had not begun knows that it will not.
-        now = self.began = time.monotonic()
-        if now > self.lapses_at or now - self.admitted_at > BEGIN_WITHIN:
+        self.began = time.monotonic()
+        if self.began > self.lapses_at or self.late():
             self.began = 0.0
             return False
         return True

@@ -41,6 +41,7 @@ _CHEAPEST: Final = 20e-6
 #: Jobs that were held for so many seconds without a free slot are given back for others to run.
 _STALE: Final = 1.0
 _SLOWEST_RETRY: Final = 1.0
+#: Seconds between looks at jobs whose leases are being renewed.
 _POSTPONED: Final = 0.05
 
 
@@ -78,7 +79,6 @@ class Claimer:
         self._empty = empty
         self._buffer: deque[Held] = deque()
         self._postponed: list[Held] = []
-        self._postponing = False
         self._room = asyncio.Event()
         self._hungry = False
         self._filling = False
@@ -150,10 +150,9 @@ class Claimer:
 
     def postpone(self, held: Held) -> None:
         """Begin a job whose lease has lapsed once the heartbeat has renewed it."""
-        self._postponed.append(held)
-        if not self._postponing:
-            self._postponing = True
+        if not self._postponed:
             self._loop.call_later(_POSTPONED, self._look_at_postponed)
+        self._postponed.append(held)
 
     def give_back_type(self, task: Task[Any, Any]) -> None:
         """Give back what has not begun of a job type that is to pause."""
@@ -247,20 +246,23 @@ class Claimer:
         self._loop.call_later(AHEAD if stale else _STALE, self._look_at_first, first)
 
     def _look_at_postponed(self) -> None:
-        postponed, self._postponed = self._postponed, []
-        now, ready = time.monotonic(), []
-        for held in postponed:
+        now = time.monotonic()
+        lost: list[Held] = []
+        ready: list[Held] = []
+        waiting: list[Held] = []
+        for held in self._postponed:
             if held.stop is Stop.LOST:
-                self._dropped(held)
-            elif held.late() or now > held.lapses_at:
-                if not held.given_back:
-                    self._postponed.append(held)
-            else:
+                lost.append(held)
+            elif now <= held.lapses_at and not held.late():
                 ready.append(held)
-        self._buffer.extendleft(reversed(ready))
-        self._postponing = bool(self._postponed)
-        if self._postponing:
+            elif not held.given_back:
+                waiting.append(held)
+        self._postponed = waiting
+        if waiting:
             self._loop.call_later(_POSTPONED, self._look_at_postponed)
+        self._buffer.extendleft(reversed(ready))
+        for held in lost:
+            self._dropped(held)
         if self._stopped:
             self._give_back(lambda held: True)
         self._fill()

@@ -127,7 +127,7 @@ class Heartbeat(Service):
             self._given_back(one.key, one.number)
 
     async def _renew(self, held: list[Held], now: float) -> None:
-        due = [one for one in held if one.lease_left(now) < one.lease * _RENEW_AT or self._overdue(one, now)]
+        due = [one for one in held if one.lapses_at - now < one.lease * _RENEW_AT or self._overdue(one, now)]
         if not due:
             return
         asked_at = time.monotonic()

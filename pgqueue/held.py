@@ -47,7 +47,3 @@ class Held(Attempt, eq=False):
     def lease(self) -> float:
         """How long the lease lasts, in seconds."""
         return (self.claimed.lease_expires_at - self.claimed.updated_at) * _MICROSECONDS
-
-    def lease_left(self, now: float) -> float:
-        """Return for how many seconds the lease lasts yet."""
-        return self.lapses_at - now

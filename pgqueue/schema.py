@@ -31,7 +31,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, NullPool, column, create_engine, func, inspect, select, table, text
+from sqlalchemy import Connection, Engine, NullPool, column, create_engine, func, inspect, select, table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
@@ -87,16 +87,13 @@ def migrate(dsn: str, *, patience: float = 600.0) -> list[str]:
 def grant_roles(dsn: str) -> list[str]:
     """Make the group roles that are missing, with their rights, and return those that this role may not make.
 
-    Raises a PgqueueError as `migrate` does; before the first revision there is nothing to grant.
+    For a database that has been migrated. Raises a PgqueueError.
     """
-    missing, owner = (
-        text("select pgqueue.missing_roles()"),
-        text("select pg_has_role(nspowner, 'usage') from pg_namespace where nspname = 'pgqueue'"),
-    )
+    owner = select(func.pg_has_role(column("nspowner"), "usage")).select_from(table("pg_namespace"))
     with _database_errors(), _engine(dsn).begin() as connection:
-        found: list[str] = connection.scalar(missing)
-        if found and connection.scalar(owner):
-            found = connection.scalar(text("select pgqueue.grant_roles()"))
+        found: list[str] = connection.execute(select(func.pgqueue.missing_roles())).scalar_one()
+        if found and connection.scalar(owner.where(column("nspname") == SCHEMA)):
+            found = connection.execute(select(func.pgqueue.grant_roles())).scalar_one()
         return found
 
 
@@ -108,10 +105,10 @@ def roles_advice(missing: list[str]) -> str:
 
 def migration_sql(start: str | None = None) -> str:
     """Return the text that `psql -f` runs to bring a database from revision `start` (None: an empty one) to head."""
-    written = io.StringIO()
+    text = io.StringIO()
     with _one_environment:
-        command.upgrade(_config(output=written), f"{start or 'base'}:head", sql=True)
-    return written.getvalue()
+        command.upgrade(_config(output=text), f"{start or 'base'}:head", sql=True)
+    return text.getvalue()
 
 
 def current_version(dsn: str) -> str | None:

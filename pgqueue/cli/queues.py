@@ -181,5 +181,9 @@ def _limits(settings: dict[str, Any] | None) -> str:
     if settings is None:
         return "default"
     depths, rate = (settings["soft_limit"], settings["hard_limit"]), settings["rate_per_second"]
-    limits = [f"{depths[0]}/{depths[1]}"] if depths != _LIMITS else []
-    return ",".join([*limits, f"{rate}/s"] if rate is not None else limits) or "default"
+    limits = []
+    if depths != _LIMITS:
+        limits.append(f"{depths[0]}/{depths[1]}")
+    if rate is not None:
+        limits.append(f"{rate}/s")
+    return ",".join(limits) or "default"

@@ -41,8 +41,7 @@ begin
         execute pg_catalog.format('create role %I nologin', role);
       end if;
     exception
-      when duplicate_object or unique_violation then null;
-      when insufficient_privilege then null;
+      when duplicate_object or unique_violation or insufficient_privilege then null;
     end;
   end loop;
   for role in select k from pg_catalog.jsonb_object_keys(granted) k loop
