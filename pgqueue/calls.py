@@ -271,7 +271,9 @@ WAIT_FOR_WORK: Final = Call(
 OPEN_WRITERS: Final = Call("open_writers", "select pgqueue.open_writers()", scalar)
 WRITERS_OPEN: Final = Call("writers_open", "select pgqueue.writers_open(%(writers)s::text[])", scalar)
 STOP_WAITING: Final = Call(
-    "stop_waiting", "select pgqueue.stop_waiting(%(worker_id)s::uuid, %(unheeded)s::text[])", nothing
+    "stop_waiting",
+    "select pgqueue.stop_waiting(%(worker_id)s::uuid, %(queues)s::text[], %(job_types)s::text[])",
+    nothing,
 )
 SWEEP: Final = Call("sweep", "select step, jobs from pgqueue.sweep()", tuples)
 MEASURE: Final = Call("measure", "select step, jobs from pgqueue.sweep('measure')", tuples)

@@ -21,6 +21,7 @@ from pgqueue.finisher import Finisher
 from pgqueue.held import Held
 from pgqueue.idling import Idling
 from pgqueue.job import ClaimedJob
+from pgqueue.listener import unmet
 from pgqueue.log import logger
 from pgqueue.tasks import Task
 
@@ -178,7 +179,10 @@ class Claimer:
         self._claim_time += (took - self._claim_time) * 0.1
         more = len(rows) * 2 >= wanted
         if len(rows) >= wanted:
-            self._idling.left_over(heard[wanted:])
+            # A bell may be later than its job.
+            heard += self._idling.heed()
+            if heard:
+                self._idling.left_over(unmet(heard, ((row.queue, row.job_type) for row in rows)))
         if rows:
             self._take(rows, began)
             if not more:

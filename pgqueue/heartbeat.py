@@ -50,12 +50,13 @@ class Heartbeat(Service):
         life: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
         sender: Sender,
         membership: Membership | None = None,
-        alike: Callable[[int], None] = lambda count: None,
+        signed: Callable[[int, bool], None] = lambda alike, was_gone: None,
         given_back: Callable[[bytes, int], None] = lambda key, attempt: None,
     ) -> None:
         """Share the worker's dict of held jobs; `life` gives the parameters of worker_seen and of worker_started.
 
-        `alike(count)` is told how many live workers take the same jobs as this one, itself included;
+        `signed(alike, was_gone)` is told, with each sign of life, how many live workers take the same jobs as this one,
+        itself included, and whether this one had been taken for gone;
         `given_back(key, attempt)` of each job that waited here in vain and is pending again.
         """
         super().__init__()
@@ -70,7 +71,7 @@ class Heartbeat(Service):
         self._seen_at = 0.0
         self._sender = sender
         self._membership = membership
-        self._alike = alike
+        self._signed = signed
         self._given_back = given_back
         self._seen_every = _SEEN_EVERY if membership is None else SIGN_EVERY
         self._counted_at = 0.0
@@ -204,7 +205,7 @@ class Heartbeat(Service):
         known, timeouts, alike = await self._link.call(calls.WORKER_SEEN, worker_id=self._worker_id, **seen)
         if not known:
             await self._link.call(calls.WORKER_STARTED, worker_id=self._worker_id, **started)
-        self._alike(alike)
+        self._signed(alike, not known)
         self.timeouts = {queue: milliseconds / 1000 for queue, milliseconds in (timeouts or {}).items()}
         self._seen_at = time.monotonic()
 

@@ -22,6 +22,7 @@ from uuid import UUID
 from pgqueue import calls
 from pgqueue.connections import Link
 from pgqueue.errors import PgqueueError
+from pgqueue.listener import Bell
 from pgqueue.log import logger
 from pgqueue.settings import Settings
 
@@ -74,8 +75,8 @@ class Idling:
             "priorities": priorities,
             "listener": None,
         }
-        #: The queue of each bell that no claim followed yet.
-        self._unheeded: list[str] = []
+        #: Bells that no claim followed yet.
+        self._unheeded: list[Bell] = []
         #: Ends a sleep; set by `rang`, and by whoever wants a claim now.
         self.bell = asyncio.Event()
         #: How many bells were heard since it last slept, and jobs came by claims that were to bring more.
@@ -99,11 +100,14 @@ class Idling:
         #: Live workers that take the same jobs, this one included.
         self.alike = 1
 
-    def rang(self, queue: str = "") -> None:
-        """Note a bell, and end a wait; but not, for a moment, after as many jobs or more: it tells of one of them."""
+    def rang(self, bell: Bell | None = None) -> None:
+        """Note a bell, None for one that does not say of what, and end a wait.
+
+        But not, for a moment, after as many jobs or more: it tells of one of them.
+        """
         self._bells += 1
-        if queue and len(self._unheeded) < UNHEEDED_AT_MOST:
-            self._unheeded.append(queue)
+        if bell is not None and len(self._unheeded) < UNHEEDED_AT_MOST:
+            self._unheeded.append(bell)
         if not self._napping or self._bells > self._came:
             self.bell.set()
 
@@ -112,12 +116,12 @@ class Idling:
         self._registration = {**self._registration, "listener": process}
         self.forget()
 
-    def heed(self) -> list[str]:
+    def heed(self) -> list[Bell]:
         """Note that a claim begins, which may find what bells told of; return these."""
         heard, self._unheeded = self._unheeded, []
         return heard
 
-    def left_over(self, bells: list[str]) -> None:
+    def left_over(self, bells: list[Bell]) -> None:
         """Note that the claim that was to follow these bells had no room for what they told of."""
         self._unheeded[:0] = bells
 
@@ -135,11 +139,16 @@ class Idling:
                     await self._leave(self.heed())
             await self.bell.wait()
 
-    async def _leave(self, unheeded: list[str]) -> None:
+    async def _leave(self, unheeded: list[Bell]) -> None:
         """Leave the list, and have others woken for bells that no claim followed."""
         self.registered = False
         try:
-            await self._link.call(calls.STOP_WAITING, worker_id=self._registration["worker_id"], unheeded=unheeded)
+            await self._link.call(
+                calls.STOP_WAITING,
+                worker_id=self._registration["worker_id"],
+                queues=[bell.queue for bell in unheeded],
+                job_types=[bell.job_type for bell in unheeded],
+            )
         except BaseException:
             self.left_over(unheeded)
             raise

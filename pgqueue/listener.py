@@ -1,10 +1,15 @@
-"""The listener: one connection that LISTENs, comes back after every failure, and says when bells may be missed."""
+"""The listener: one connection that LISTENs, comes back after every failure, and says when bells may be missed.
+
+What rings on a worker's channel is a bell (the JSON array of a queue and a job type), or a word of ours with a space.
+"""
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import psycopg
 from psycopg.pq import ConnStatus
 
@@ -18,6 +23,39 @@ _log: Final = logger("pgqueue.listener")
 _TEST_PATIENCE: Final = 3.0
 #: A connection that is quiet for so long is asked whether it still lives.
 _PROBE_EVERY: Final = 30.0
+
+
+class Bell(NamedTuple):
+    """Where jobs came, or of which type; None: of any."""
+
+    queue: str
+    job_type: str | None
+
+
+_bell: Final = msgspec.json.Decoder(Bell).decode
+
+
+def bell(payload: str) -> Bell | None:
+    """Return the bell that a payload is, None for anything else."""
+    try:
+        return _bell(payload)
+    except msgspec.MsgspecError:
+        return None
+
+
+def unmet(heard: Sequence[Bell], jobs: Iterable[tuple[str, str]]) -> list[Bell]:
+    """Return the bells that tell of none of the jobs, given by queue and type, each of which answers one bell."""
+    came = Counter(jobs)
+
+    def is_met(bell: Bell) -> bool:
+        for of in came:
+            if came[of] > 0 and of[0] == bell.queue and bell.job_type in (of[1], None):
+                came[of] -= 1
+                return True
+        return False
+
+    # Those that any job answers come last.
+    return [bell for bell in sorted(heard, key=lambda bell: bell.job_type is None) if not is_met(bell)]
 
 
 class Listener:

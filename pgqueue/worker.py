@@ -25,7 +25,7 @@ from pgqueue.heartbeat import DEFAULT_TIMEOUT, Heartbeat
 from pgqueue.held import Held
 from pgqueue.idling import Idling
 from pgqueue.job import ClaimedJob, priority_number
-from pgqueue.listener import Listener
+from pgqueue.listener import Listener, bell
 from pgqueue.log import logger
 from pgqueue.membership import Membership
 from pgqueue.services import Background, Service
@@ -105,7 +105,7 @@ class Worker:
             self._life,
             self._sender,
             self._membership,
-            self._crowded,
+            self._signed,
             self._given_back,
         )
         self._cancels: dict[bytes, float] = {}
@@ -432,7 +432,7 @@ class Worker:
             stop = Stop.LOST if reason == "lost" else Stop.CANCEL
             self._loop.call_soon_threadsafe(self._beaten, key, attempt, stop)
 
-    def _crowded(self, alike: int) -> None:
+    def _signed(self, alike: int, was_gone: bool) -> None:
         crowd = min(max(alike / ALONE, 1.0), CROWD_AT_MOST)
         # Those that looked in between are gone: nobody may look before this one's long sleep ends.
         alone = crowd < self._idling.crowd / 2
@@ -442,8 +442,11 @@ class Worker:
             service.crowd = crowd
             if alone:
                 service.nudge()
-        if alone and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._idling.bell.set)
+        if self._loop is not None:
+            if was_gone:
+                self._loop.call_soon_threadsafe(self._idling.forget)
+            if alone or was_gone:
+                self._loop.call_soon_threadsafe(self._idling.bell.set)
 
     def _beaten(self, key: bytes, attempt: int, reason: Stop) -> None:
         held = self.held.get(key)
@@ -455,8 +458,9 @@ class Worker:
         if key is None:
             if not channel:
                 self._idling.listens(self._listener.process)
-            self._idling.rang(payload)
-            if self._membership is not None and payload:
+            rung = bell(payload)
+            self._idling.rang(rung)
+            if self._membership is not None and rung is not None:
                 self._membership.relay()
                 self._heartbeat.nudge()
             return
@@ -470,7 +474,7 @@ class Worker:
 
 
 def cancelled(payload: str) -> bytes | None:
-    """Return the key of the job that a bell cancels; None for one that tells of jobs, whatever their queue's name."""
+    """Return the key of the job that is to be cancelled; None for what says something else."""
     verb, _, job_id = payload.partition(" ")
     if verb != "cancel":
         return None

@@ -792,12 +792,12 @@ begin
   if n.sleepers or n.roomy is not true then
     if n.queue = n.last_queue then
       perform pgqueue.arrive(n.queue, n.top, n.ready, n.low,
-                             case when n.sleepers then array(select distinct a.job_type from arrived a) end);
+                             case when n.sleepers then array(select a.job_type from arrived a where a.status = 'pending') end);
     else
       for part in
         select a.queue, max(a.seq) as top, count(*) filter (where a.status = 'pending') as ready,
                bool_or(a.priority = 3 and a.status = 'pending') as low,
-               case when n.sleepers then array_agg(distinct a.job_type) end as job_types
+               case when n.sleepers then array_agg(a.job_type) filter (where a.status = 'pending') end as job_types
           from arrived a group by a.queue order by a.queue
       loop
         perform pgqueue.arrive(part.queue, part.top, part.ready, part.low, part.job_types);
@@ -1320,11 +1320,11 @@ begin
     perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
   end if;
   if g.sleepers and job_types is not null and current_setting('pgqueue.wake', true) is distinct from 'off' then
-    perform pgqueue.ring(queue, ready, job_types);
+    perform pgqueue.ring(queue, job_types);
   end if;
 end $$;
 comment on function pgqueue.arrive(text, bigint, bigint, boolean, text[]) is
-  'Owed for each queue by whoever inserts `ready` pending jobs. `top`: the highest seq of the new jobs; `low`: pending ones are of low priority; `job_types`: of them all, null where nobody is to be woken.';
+  'Owed for each queue by whoever inserts `ready` pending jobs. `top`: the highest seq of the new jobs; `low`: pending ones are of low priority; `job_types`: of each of them, null where nobody is to be woken.';
 -- Enqueue of very many jobs by arrays: what a client calls that has them as columns rather than as JSON.
 
 -- Custom plans, since a plan for any number of rows joins a hundred thousand of them by a loop within a loop. A function of
@@ -1404,7 +1404,7 @@ begin
                   enqueue_rows.producer_ids, enqueue_rows.trace_contexts)
         w(id, job_type, payload, queue, priority, max_retries, retry_policy, timeout_ms, expires_at, producer, trace_context);
     perform pgqueue.arrive(j.queue, currval('pgqueue.jobs_seq'), j.jobs, j.low, case when exists (select from pgqueue.waiting) then array(
-        select distinct w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)
+        select w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)
          where coalesce(w.queue, 'default') = j.queue) end)
        from (
          select n.queue, sum(n.jobs)::bigint as jobs, bool_or(n.low) as low
@@ -1514,23 +1514,35 @@ end $$;
 comment on function pgqueue.announce(uuid[], text[], text[]) is
   'Tells watchers of new pending jobs, as jobs_arrived does, for whoever inserts them straight into jobs_live.';
 
-create function pgqueue.ring(queue text, jobs bigint, job_types text[] default null) returns void
+create function pgqueue.ring(queue text, job_types text[]) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
+declare
+  -- By this transaction, whose notices PostgreSQL folds into one where they are alike.
+  rung text[] := string_to_array(current_setting('pgqueue.rung', true), ',');
+  chosen text[];
+  bells bigint;
+  t record;
 begin
-  if current_setting('pgqueue.wake', true) is not distinct from 'off' then
+  if current_setting('pgqueue.wake', true) is not distinct from 'off' or not exists (select from pgqueue.waiting) then
     return;
   end if;
-  -- Random, so that a bell which meets a worker that has just found work does not always meet the same one. Of those that
-  -- take some priorities alone as many again, since what the new jobs have is not known here.
-  perform pg_notify(chosen.channel, ring.queue)
-     from (select w.channel, row_number() over (partition by w.priorities order by random()) as place from pgqueue.waiting w
-            where (w.queues is null or ring.queue = any (w.queues))
-              and (w.job_types is null or ring.job_types is null or w.job_types && ring.job_types)) chosen
-    where chosen.place <= least(ring.jobs, 64);
+  for t in select u.job_type, least(count(*), 64) as jobs from unnest(ring.job_types) u(job_type) group by u.job_type loop
+    -- Random, so that a bell which meets a worker that has just found work does not always meet the same one. Of those that
+    -- take some priorities alone as many again, since what the new jobs have is not known here.
+    select array_agg(c.channel), count(pg_notify(c.channel, json_build_array(ring.queue, t.job_type)::text)) into chosen, bells
+      from (select w.channel, row_number() over (partition by w.priorities order by w.channel = any (rung), random()) as place
+              from pgqueue.waiting w
+             where (w.queues is null or ring.queue = any (w.queues))
+               and (w.job_types is null or t.job_type is null or t.job_type = any (w.job_types))) c
+     where c.place <= t.jobs;
+    rung := (chosen || rung)[1:64];
+  end loop;
+  perform set_config('pgqueue.rung', array_to_string(rung, ','), true);
 end $$;
-comment on function pgqueue.ring(text, bigint, text[]) is
-  'Wakes as many sleeping workers of a queue as there are new jobs, each on its own channel, of each kind of priorities.';
+comment on function pgqueue.ring(text, text[]) is
+  'Wakes as many sleeping workers of a queue as there are new jobs of each type, each on its own channel, of each kind of
+priorities. `job_types`: one for each job, null where it may be of any. A bell is the array of the queue and the type.';
 
 create function pgqueue.lower_cursor(queue text, priority smallint, seq bigint) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
@@ -1591,12 +1603,12 @@ begin
              seq = nextval('pgqueue.jobs_seq'), updated_at = pgqueue.clock()
        where w.ctid = any (tids)
       returning w.job_id, w.queue, w.job_type, w.status, w.attempts, w.seq)
-    select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,
+    select p.queue, array_agg(p.job_type) as job_types,
            case when pgqueue.watched() then
              array_agg(pgqueue.event('job.queued', p.job_id, p.queue, p.job_type, 'submitted', 'pending', p.attempts) order by p.seq) end as events
       from promoted p where p.status = 'pending' group by p.queue order by p.queue
   loop
-    perform pgqueue.ring(r.queue, r.jobs, r.job_types);
+    perform pgqueue.ring(r.queue, r.job_types);
     perform pgqueue.publish(r.events);
   end loop;
 end $$;
@@ -2591,7 +2603,7 @@ begin
   end if;
   -- What this worker does not take itself is for those that sleep.
   for r in
-    select h.queue, count(*) as jobs, array_agg(distinct h.job_type::text) as job_types
+    select h.queue, array_agg(h.job_type::text) as job_types
       from unnest(their_queues, their_keys) u(queue, key)
      cross join lateral (
        select l.queue, l.job_type, l.status from pgqueue.jobs_live l
@@ -2599,7 +2611,7 @@ begin
         limit 1) h
      where h.status = 'pending' group by h.queue
   loop
-    perform pgqueue.ring(r.queue, r.jobs, r.job_types);
+    perform pgqueue.ring(r.queue, r.job_types);
   end loop;
 end $$;
 comment on function pgqueue.complete_and_claim is
@@ -2723,7 +2735,7 @@ create function pgqueue.say_released(j pgqueue.jobs) returns void
   as $$
 begin
   perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
-  perform pgqueue.ring(j.queue, 1, array[j.job_type]);
+  perform pgqueue.ring(j.queue, array[j.job_type]);
   if pgqueue.watched() then
     perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);
   end if;
@@ -3000,7 +3012,7 @@ begin
   end if;
   perform pgqueue.note('retry', j.job_id::text, 1);
   if j.status = 'pending' then
-    perform pgqueue.ring(j.queue, 1, array[j.job_type]);
+    perform pgqueue.ring(j.queue, array[j.job_type]);
   end if;
   if pgqueue.watched() then
     perform pgqueue.publish(array[pgqueue.event('job.queued', j.job_id, j.queue, j.job_type, was, j.status, j.attempts)]);
@@ -3020,7 +3032,8 @@ declare
   d pgqueue.jobs;
   moved bigint := 0;
   r record;
-  rung jsonb := '{}';
+  queues text[] := '{}';
+  job_types text[] := '{}';
   watched constant boolean := pgqueue.watched();
   events jsonb[] := '{}';
 begin
@@ -3037,13 +3050,18 @@ begin
     delete from pgqueue.jobs_dead_letter l where l.job_id = d.job_id and l.finished_at = d.finished_at;
     d := pgqueue.revive(d);
     moved := moved + 1;
-    rung := rung || jsonb_build_object(d.queue, coalesce((rung ->> d.queue)::bigint, 0) + 1);
+    if d.status = 'pending' then
+      queues := queues || d.queue::text;
+      job_types := job_types || d.job_type::text;
+    end if;
     if watched and moved <= 2000 then
       events := events || pgqueue.event('job.queued', d.job_id, d.queue, d.job_type, 'dead_letter', d.status, d.attempts);
     end if;
   end loop;
-  for r in select e.key, e.value::bigint as jobs from jsonb_each_text(rung) e order by e.key loop
-    perform pgqueue.ring(r.key, r.jobs);
+  for r in select u.queue, array_agg(u.job_type) as job_types from unnest(queues, job_types) u(queue, job_type)
+            group by u.queue order by u.queue
+  loop
+    perform pgqueue.ring(r.queue, r.job_types);
   end loop;
   perform pgqueue.publish(events);
   perform pgqueue.note('retry_dead_letters', null, moved,
@@ -3122,7 +3140,7 @@ begin
     if old.paused and (tg_op = 'DELETE' or not new.paused or new.name <> old.name) then
       update pgqueue.queue_pauses p set resumed_at = pgqueue.clock() where p.queue = old.name and p.resumed_at is null;
       perform pgqueue.note('resume', old.name, null);
-      perform pgqueue.ring(old.name, 64);
+      perform pgqueue.ring(old.name, array_fill(null::text, array[64]));
     end if;
     if tg_op = 'DELETE' or not new.paused or (old.paused and new.name = old.name) then
       return null;
@@ -4323,12 +4341,12 @@ begin
            set status = 'pending', seq = n.seq, due_at = null, updated_at = pgqueue.clock()
           from numbered n where l.ctid = n.tid
         returning l.job_id, l.queue, l.job_type, l.attempts, l.seq, n.was)
-      select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,
+      select p.queue, array_agg(p.job_type) as job_types,
              case when pgqueue.watched() then
                array_agg(pgqueue.event('job.queued', p.job_id, p.queue, p.job_type, p.was, 'pending', p.attempts) order by p.seq) end as events
         from promoted p group by p.queue order by p.queue
     loop
-      perform pgqueue.ring(r.queue, r.jobs, r.job_types);
+      perform pgqueue.ring(r.queue, r.job_types);
       perform pgqueue.publish(r.events);
     end loop;
     for j in select l.* from pgqueue.jobs_live l where l.job_id = any (too_late) loop
@@ -4753,14 +4771,18 @@ comment on function pgqueue.worker_started is 'Registers a worker; a known one i
 create function pgqueue.worker_seen(worker_id uuid, status text, jobs_processed bigint, jobs_failed bigint) returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
+declare
+  lived boolean;
 begin
   update pgqueue.workers w
      set status = worker_seen.status, jobs_processed = worker_seen.jobs_processed, jobs_failed = worker_seen.jobs_failed,
          last_heartbeat = pgqueue.clock()
-   where w.worker_id = worker_seen.worker_id and w.status <> 'stopped';
-  return found;
+    from pgqueue.workers before
+   where w.worker_id = worker_seen.worker_id and before.worker_id = w.worker_id and w.status <> 'stopped'
+  returning before.last_heartbeat > pgqueue.clock() - interval '60 seconds' into lived;
+  return coalesce(lived, false);
 end $$;
-comment on function pgqueue.worker_seen is 'A worker''s sign of life with its counters so far; false: its row is gone, register again.';
+comment on function pgqueue.worker_seen is 'A worker''s sign of life with its counters so far; false: it was taken for gone, register again.';
 
 create function pgqueue.worker_stopped(worker_id uuid) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
@@ -4787,15 +4809,15 @@ begin
 end $$;
 comment on function pgqueue.wait_for_work is 'Asks for a bell on `channel` when jobs of these queues, types and priorities arrive, until the server process `listener`, which hears it, is gone. Ask open_writers() next.';
 
-create function pgqueue.stop_waiting(worker_id uuid, unheeded text[] default '{}') returns void
+create function pgqueue.stop_waiting(worker_id uuid, queues text[] default '{}', job_types text[] default '{}') returns void
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$
     delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id;
-    select pgqueue.ring(b.queue, count(*), (select k.job_types from pgqueue.workers k where k.worker_id = stop_waiting.worker_id))
-      from unnest(unheeded) b(queue) group by b.queue order by b.queue
+    select pgqueue.ring(b.queue, array_agg(b.job_type))
+      from unnest(stop_waiting.queues, stop_waiting.job_types) b(queue, job_type) group by b.queue order by b.queue
   $$;
 comment on function pgqueue.stop_waiting is
-  'Takes a worker off the list of those to wake, and wakes others for the bells of which it made nothing, a queue each.';
+  'Takes a worker off the list of those to wake, and wakes others for the bells of which it made nothing: their queues and types.';
 
 create function pgqueue.writers_open(writers text[]) returns boolean
   language sql volatile security definer set search_path = pg_catalog, pg_temp

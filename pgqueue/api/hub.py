@@ -25,7 +25,7 @@ from pgqueue.api.watches import Event, Poller, Watch, due, snapshot
 from pgqueue.calling import Call
 from pgqueue.connections import Link
 from pgqueue.errors import PgqueueError
-from pgqueue.listener import Listener
+from pgqueue.listener import Listener, bell
 from pgqueue.log import logger
 from pgqueue.settings import Settings
 
@@ -111,14 +111,17 @@ class Hub:
             self._left_at = time.monotonic()
 
     @contextmanager
-    def poll(self, queues: list[str] | None) -> Iterator[Poller]:
-        """Give a bell that rings when jobs of these queues may have come."""
-        poller = Poller(queues)
+    def poll(self, poller: Poller) -> Iterator[None]:
+        """Ring it when jobs may have come for it."""
         self._pollers.add(poller)
         try:
-            yield poller
+            yield
         finally:
             self._pollers.discard(poller)
+
+    def polls(self, worker_id: UUID) -> int:
+        """Return how many requests of a worker wait here."""
+        return sum(poller.worker_id == worker_id for poller in self._pollers)
 
     def digests(self) -> set[bytes | None]:
         """Return the hashes of the keys by which streams are open, None for no key."""
@@ -297,9 +300,8 @@ class Hub:
                     event.at = event.at.astimezone(UTC)
                     self._tell(event)
             return
-        if payload.startswith("test "):
-            if self._test is not None and payload == self._test[0]:
-                self._test[1].set()
+        if self._test is not None and payload == self._test[0]:
+            self._test[1].set()
             return
         if not channel:
             # Connected, perhaps again: what came meanwhile was not heard.
@@ -307,9 +309,10 @@ class Hub:
             self._wanted.set()
             for watch in self._wide:
                 watch.lag()
+        rung = bell(payload)
         for poller in self._pollers:
-            if not channel or poller.queues is None or payload in poller.queues:
-                poller.bell.set()
+            if rung is not None or not channel:
+                poller.rang(rung)
 
     def _tell(self, event: Event) -> None:
         self._count += 1

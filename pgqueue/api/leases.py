@@ -30,8 +30,11 @@ from pgqueue.api.values_leases import (
     Releases,
     SnoozedAttempts,
 )
+from pgqueue.api.watches import Poller
 from pgqueue.errors import PgqueueError
+from pgqueue.idling import WRITERS_STEP
 from pgqueue.job import PRIORITIES
+from pgqueue.listener import Bell, unmet
 from pgqueue.wire import IntArray, JsonArray, UuidArray
 
 _TAG: Final = "leases"
@@ -77,8 +80,7 @@ async def claim_jobs(request: AnyRequest) -> Answer:
     rows = await api.call(calls_rest.CLAIM_JSON, **parameters)
     if not rows and asked.wait_ms:
         async with gone(request) as left:
-            rows = await _wait_for_jobs(api, asked, parameters, left)
-            jobs = [_view(row) for row in rows]
+            jobs = await _wait_for_jobs(api, asked, parameters, left)
             if left.done() and jobs:
                 # Nobody is there to run them.
                 await api.call(calls.RELEASE, worker_id=asked.worker_id, started=False, **_held(jobs_held(jobs)))
@@ -87,16 +89,21 @@ async def claim_jobs(request: AnyRequest) -> Answer:
     return answer(Claimed([_view(row) for row in rows]))
 
 
-async def _wait_for_jobs(api: Api, asked: Claim, parameters: dict[str, Any], left: "asyncio.Task[None]") -> list[str]:
+async def _wait_for_jobs(
+    api: Api, asked: Claim, parameters: dict[str, Any], left: "asyncio.Task[None]"
+) -> list[JobView]:
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + asked.wait_ms / 1000
-    rows: list[str] = []
-    with api.stream_seat(), api.hub.poll(asked.queues) as poller:
-        # Nobody's: it is not on the list yet.
-        listener: int | None = 0
+    began = loop.time()
+    deadline = began + asked.wait_ms / 1000
+    poller = Poller(asked.worker_id, asked.queues, asked.job_types)
+    jobs: list[JobView] = []
+    heard: list[Bell] = []
+    listener: int | None = None
+    writers: list[str] = []
+    with api.stream_seat(), api.hub.poll(poller):
         try:
-            while not rows and not left.done():
-                if listener != api.hub.listener:
+            while not jobs and not left.done():
+                if api.hub.listener not in (None, listener):
                     listener = api.hub.listener
                     await api.call(
                         calls.WAIT_FOR_WORK,
@@ -107,24 +114,47 @@ async def _wait_for_jobs(api: Api, asked: Claim, parameters: dict[str, Any], lef
                         priorities=parameters["priorities"],
                         listener=listener,
                     )
-                poller.bell.clear()
-                rows = await api.call(calls_rest.CLAIM_JSON, **parameters)
-                seconds = min(deadline - loop.time(), api.settings.poll_interval)
-                if rows or seconds <= 0:
+                    writers = await api.call(calls.OPEN_WRITERS) or []
+                elif writers and not await api.call(calls.WRITERS_OPEN, writers=writers):
+                    writers = []
+                heard = poller.heed()
+                jobs = [_view(row) for row in await api.call(calls_rest.CLAIM_JSON, **parameters)]
+                # A writer that is still open may have looked who waits before we were on the list.
+                step = max(WRITERS_STEP, (loop.time() - began) / 10) if writers else api.settings.poll_interval
+                seconds = min(deadline - loop.time(), step, api.settings.poll_interval)
+                if jobs or seconds <= 0:
                     break
                 ringing = loop.create_task(poller.bell.wait())
                 both: set[asyncio.Task[Any]] = {ringing, left}
                 await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 ringing.cancel()
         finally:
-            await _stop_waiting(api, asked.worker_id)
-    return rows
+            left_over: list[Bell] = []
+            if len(jobs) >= asked.max_jobs:
+                # A bell may be later than its job.
+                left_over = unmet(heard + poller.heed(), ((job.queue, job.job_type) for job in jobs))
+            await _stop_waiting(api, poller, left_over)
+    return jobs
 
 
-async def _stop_waiting(api: Api, worker_id: UUID) -> None:
-    # A bell too many does no harm, and the sweep removes who is gone.
-    with suppress(PgqueueError):
-        await api.call(calls.STOP_WAITING, worker_id=worker_id, unheeded=[])
+async def _stop_waiting(api: Api, poller: Poller, left_over: list[Bell]) -> None:
+    """Leave the list, and have others woken for bells that no claim followed."""
+    while True:
+        bells = left_over + poller.heed()
+        # Another request of the worker, which heard what this one did, is on the list by the same row.
+        if api.hub.polls(poller.worker_id) > 1:
+            return
+        # The sweep removes who is gone.
+        with suppress(PgqueueError):
+            await api.call(
+                calls.STOP_WAITING,
+                worker_id=poller.worker_id,
+                queues=[bell.queue for bell in bells],
+                job_types=[bell.job_type for bell in bells],
+            )
+        left_over = []
+        if not poller.bell.is_set():
+            return
 
 
 async def _sign_of_life(api: Api, asked: Claim, key: str | None) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 
 from pgqueue.job import FINAL_STATUSES
+from pgqueue.listener import Bell
 
 #: Seconds after which a new watch's job is read again: what was under way when it began may not have been told.
 _YOUNG: Final = (0.25, 1.0)
@@ -109,12 +111,30 @@ class Watch:
 
 
 class Poller:
-    """A worker that waits for jobs of some queues (None: any)."""
+    """A worker that waits for jobs of some queues and types (None: any)."""
 
-    def __init__(self, queues: list[str] | None) -> None:
+    def __init__(self, worker_id: UUID, queues: list[str] | None, job_types: list[str] | None) -> None:
         """Not rung yet."""
-        self.queues = queues
+        self.worker_id = worker_id
+        self._queues, self._job_types = queues, job_types
+        self._unheeded: list[Bell] = []
         self.bell = asyncio.Event()
+
+    def rang(self, bell: Bell | None) -> None:
+        """End a wait, but not for a bell that tells of what is not taken. None: of what is not known."""
+        if bell is not None:
+            if self._queues is not None and bell.queue not in self._queues:
+                return
+            if self._job_types is not None and bell.job_type is not None and bell.job_type not in self._job_types:
+                return
+            self._unheeded.append(bell)
+        self.bell.set()
+
+    def heed(self) -> list[Bell]:
+        """Return the bells since the last call: what they tell of is to be claimed now, or others told of it."""
+        self.bell.clear()
+        heard, self._unheeded = self._unheeded, []
+        return heard
 
 
 def snapshot(state: dict[str, Any]) -> Event:

@@ -166,12 +166,12 @@ begin
   if n.sleepers or n.roomy is not true then
     if n.queue = n.last_queue then
       perform pgqueue.arrive(n.queue, n.top, n.ready, n.low,
-                             case when n.sleepers then array(select distinct a.job_type from arrived a) end);
+                             case when n.sleepers then array(select a.job_type from arrived a where a.status = 'pending') end);
     else
       for part in
         select a.queue, max(a.seq) as top, count(*) filter (where a.status = 'pending') as ready,
                bool_or(a.priority = 3 and a.status = 'pending') as low,
-               case when n.sleepers then array_agg(distinct a.job_type) end as job_types
+               case when n.sleepers then array_agg(a.job_type) filter (where a.status = 'pending') end as job_types
           from arrived a group by a.queue order by a.queue
       loop
         perform pgqueue.arrive(part.queue, part.top, part.ready, part.low, part.job_types);

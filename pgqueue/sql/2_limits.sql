@@ -201,8 +201,8 @@ begin
     perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
   end if;
   if g.sleepers and job_types is not null and current_setting('pgqueue.wake', true) is distinct from 'off' then
-    perform pgqueue.ring(queue, ready, job_types);
+    perform pgqueue.ring(queue, job_types);
   end if;
 end $$;
 comment on function pgqueue.arrive(text, bigint, bigint, boolean, text[]) is
-  'Owed for each queue by whoever inserts `ready` pending jobs. `top`: the highest seq of the new jobs; `low`: pending ones are of low priority; `job_types`: of them all, null where nobody is to be woken.';
+  'Owed for each queue by whoever inserts `ready` pending jobs. `top`: the highest seq of the new jobs; `low`: pending ones are of low priority; `job_types`: of each of them, null where nobody is to be woken.';

@@ -77,7 +77,7 @@ begin
                   enqueue_rows.producer_ids, enqueue_rows.trace_contexts)
         w(id, job_type, payload, queue, priority, max_retries, retry_policy, timeout_ms, expires_at, producer, trace_context);
     perform pgqueue.arrive(j.queue, currval('pgqueue.jobs_seq'), j.jobs, j.low, case when exists (select from pgqueue.waiting) then array(
-        select distinct w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)
+        select w.job_type from unnest(enqueue_rows.job_types, enqueue_rows.queues) w(job_type, queue)
          where coalesce(w.queue, 'default') = j.queue) end)
        from (
          select n.queue, sum(n.jobs)::bigint as jobs, bool_or(n.low) as low

@@ -59,23 +59,35 @@ end $$;
 comment on function pgqueue.announce(uuid[], text[], text[]) is
   'Tells watchers of new pending jobs, as jobs_arrived does, for whoever inserts them straight into jobs_live.';
 
-create function pgqueue.ring(queue text, jobs bigint, job_types text[] default null) returns void
+create function pgqueue.ring(queue text, job_types text[]) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
+declare
+  -- By this transaction, whose notices PostgreSQL folds into one where they are alike.
+  rung text[] := string_to_array(current_setting('pgqueue.rung', true), ',');
+  chosen text[];
+  bells bigint;
+  t record;
 begin
-  if current_setting('pgqueue.wake', true) is not distinct from 'off' then
+  if current_setting('pgqueue.wake', true) is not distinct from 'off' or not exists (select from pgqueue.waiting) then
     return;
   end if;
-  -- Random, so that a bell which meets a worker that has just found work does not always meet the same one. Of those that
-  -- take some priorities alone as many again, since what the new jobs have is not known here.
-  perform pg_notify(chosen.channel, ring.queue)
-     from (select w.channel, row_number() over (partition by w.priorities order by random()) as place from pgqueue.waiting w
-            where (w.queues is null or ring.queue = any (w.queues))
-              and (w.job_types is null or ring.job_types is null or w.job_types && ring.job_types)) chosen
-    where chosen.place <= least(ring.jobs, 64);
+  for t in select u.job_type, least(count(*), 64) as jobs from unnest(ring.job_types) u(job_type) group by u.job_type loop
+    -- Random, so that a bell which meets a worker that has just found work does not always meet the same one. Of those that
+    -- take some priorities alone as many again, since what the new jobs have is not known here.
+    select array_agg(c.channel), count(pg_notify(c.channel, json_build_array(ring.queue, t.job_type)::text)) into chosen, bells
+      from (select w.channel, row_number() over (partition by w.priorities order by w.channel = any (rung), random()) as place
+              from pgqueue.waiting w
+             where (w.queues is null or ring.queue = any (w.queues))
+               and (w.job_types is null or t.job_type is null or t.job_type = any (w.job_types))) c
+     where c.place <= t.jobs;
+    rung := (chosen || rung)[1:64];
+  end loop;
+  perform set_config('pgqueue.rung', array_to_string(rung, ','), true);
 end $$;
-comment on function pgqueue.ring(text, bigint, text[]) is
-  'Wakes as many sleeping workers of a queue as there are new jobs, each on its own channel, of each kind of priorities.';
+comment on function pgqueue.ring(text, text[]) is
+  'Wakes as many sleeping workers of a queue as there are new jobs of each type, each on its own channel, of each kind of
+priorities. `job_types`: one for each job, null where it may be of any. A bell is the array of the queue and the type.';
 
 create function pgqueue.lower_cursor(queue text, priority smallint, seq bigint) returns void
   language sql security definer set search_path = pg_catalog, pg_temp

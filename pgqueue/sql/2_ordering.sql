@@ -52,12 +52,12 @@ begin
              seq = nextval('pgqueue.jobs_seq'), updated_at = pgqueue.clock()
        where w.ctid = any (tids)
       returning w.job_id, w.queue, w.job_type, w.status, w.attempts, w.seq)
-    select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,
+    select p.queue, array_agg(p.job_type) as job_types,
            case when pgqueue.watched() then
              array_agg(pgqueue.event('job.queued', p.job_id, p.queue, p.job_type, 'submitted', 'pending', p.attempts) order by p.seq) end as events
       from promoted p where p.status = 'pending' group by p.queue order by p.queue
   loop
-    perform pgqueue.ring(r.queue, r.jobs, r.job_types);
+    perform pgqueue.ring(r.queue, r.job_types);
     perform pgqueue.publish(r.events);
   end loop;
 end $$;

@@ -232,7 +232,7 @@ begin
   end if;
   -- What this worker does not take itself is for those that sleep.
   for r in
-    select h.queue, count(*) as jobs, array_agg(distinct h.job_type::text) as job_types
+    select h.queue, array_agg(h.job_type::text) as job_types
       from unnest(their_queues, their_keys) u(queue, key)
      cross join lateral (
        select l.queue, l.job_type, l.status from pgqueue.jobs_live l
@@ -240,7 +240,7 @@ begin
         limit 1) h
      where h.status = 'pending' group by h.queue
   loop
-    perform pgqueue.ring(r.queue, r.jobs, r.job_types);
+    perform pgqueue.ring(r.queue, r.job_types);
   end loop;
 end $$;
 comment on function pgqueue.complete_and_claim is
@@ -364,7 +364,7 @@ create function pgqueue.say_released(j pgqueue.jobs) returns void
   as $$
 begin
   perform pgqueue.lower_cursor(j.queue, j.priority, j.seq);
-  perform pgqueue.ring(j.queue, 1, array[j.job_type]);
+  perform pgqueue.ring(j.queue, array[j.job_type]);
   if pgqueue.watched() then
     perform pgqueue.publish(array[pgqueue.event('job.released', j.job_id, j.queue, j.job_type, 'processing', 'pending', j.attempts)]);
   end if;

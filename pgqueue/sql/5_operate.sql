@@ -193,7 +193,7 @@ begin
   end if;
   perform pgqueue.note('retry', j.job_id::text, 1);
   if j.status = 'pending' then
-    perform pgqueue.ring(j.queue, 1, array[j.job_type]);
+    perform pgqueue.ring(j.queue, array[j.job_type]);
   end if;
   if pgqueue.watched() then
     perform pgqueue.publish(array[pgqueue.event('job.queued', j.job_id, j.queue, j.job_type, was, j.status, j.attempts)]);
@@ -213,7 +213,8 @@ declare
   d pgqueue.jobs;
   moved bigint := 0;
   r record;
-  rung jsonb := '{}';
+  queues text[] := '{}';
+  job_types text[] := '{}';
   watched constant boolean := pgqueue.watched();
   events jsonb[] := '{}';
 begin
@@ -230,13 +231,18 @@ begin
     delete from pgqueue.jobs_dead_letter l where l.job_id = d.job_id and l.finished_at = d.finished_at;
     d := pgqueue.revive(d);
     moved := moved + 1;
-    rung := rung || jsonb_build_object(d.queue, coalesce((rung ->> d.queue)::bigint, 0) + 1);
+    if d.status = 'pending' then
+      queues := queues || d.queue::text;
+      job_types := job_types || d.job_type::text;
+    end if;
     if watched and moved <= 2000 then
       events := events || pgqueue.event('job.queued', d.job_id, d.queue, d.job_type, 'dead_letter', d.status, d.attempts);
     end if;
   end loop;
-  for r in select e.key, e.value::bigint as jobs from jsonb_each_text(rung) e order by e.key loop
-    perform pgqueue.ring(r.key, r.jobs);
+  for r in select u.queue, array_agg(u.job_type) as job_types from unnest(queues, job_types) u(queue, job_type)
+            group by u.queue order by u.queue
+  loop
+    perform pgqueue.ring(r.queue, r.job_types);
   end loop;
   perform pgqueue.publish(events);
   perform pgqueue.note('retry_dead_letters', null, moved,
@@ -315,7 +321,7 @@ begin
     if old.paused and (tg_op = 'DELETE' or not new.paused or new.name <> old.name) then
       update pgqueue.queue_pauses p set resumed_at = pgqueue.clock() where p.queue = old.name and p.resumed_at is null;
       perform pgqueue.note('resume', old.name, null);
-      perform pgqueue.ring(old.name, 64);
+      perform pgqueue.ring(old.name, array_fill(null::text, array[64]));
     end if;
     if tg_op = 'DELETE' or not new.paused or (old.paused and new.name = old.name) then
       return null;

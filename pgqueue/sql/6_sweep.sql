@@ -39,12 +39,12 @@ begin
            set status = 'pending', seq = n.seq, due_at = null, updated_at = pgqueue.clock()
           from numbered n where l.ctid = n.tid
         returning l.job_id, l.queue, l.job_type, l.attempts, l.seq, n.was)
-      select p.queue, count(*) as jobs, array_agg(distinct p.job_type) as job_types,
+      select p.queue, array_agg(p.job_type) as job_types,
              case when pgqueue.watched() then
                array_agg(pgqueue.event('job.queued', p.job_id, p.queue, p.job_type, p.was, 'pending', p.attempts) order by p.seq) end as events
         from promoted p group by p.queue order by p.queue
     loop
-      perform pgqueue.ring(r.queue, r.jobs, r.job_types);
+      perform pgqueue.ring(r.queue, r.job_types);
       perform pgqueue.publish(r.events);
     end loop;
     for j in select l.* from pgqueue.jobs_live l where l.job_id = any (too_late) loop

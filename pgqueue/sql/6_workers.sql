@@ -17,14 +17,18 @@ comment on function pgqueue.worker_started is 'Registers a worker; a known one i
 create function pgqueue.worker_seen(worker_id uuid, status text, jobs_processed bigint, jobs_failed bigint) returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
+declare
+  lived boolean;
 begin
   update pgqueue.workers w
      set status = worker_seen.status, jobs_processed = worker_seen.jobs_processed, jobs_failed = worker_seen.jobs_failed,
          last_heartbeat = pgqueue.clock()
-   where w.worker_id = worker_seen.worker_id and w.status <> 'stopped';
-  return found;
+    from pgqueue.workers before
+   where w.worker_id = worker_seen.worker_id and before.worker_id = w.worker_id and w.status <> 'stopped'
+  returning before.last_heartbeat > pgqueue.clock() - interval '60 seconds' into lived;
+  return coalesce(lived, false);
 end $$;
-comment on function pgqueue.worker_seen is 'A worker''s sign of life with its counters so far; false: its row is gone, register again.';
+comment on function pgqueue.worker_seen is 'A worker''s sign of life with its counters so far; false: it was taken for gone, register again.';
 
 create function pgqueue.worker_stopped(worker_id uuid) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
@@ -51,15 +55,15 @@ begin
 end $$;
 comment on function pgqueue.wait_for_work is 'Asks for a bell on `channel` when jobs of these queues, types and priorities arrive, until the server process `listener`, which hears it, is gone. Ask open_writers() next.';
 
-create function pgqueue.stop_waiting(worker_id uuid, unheeded text[] default '{}') returns void
+create function pgqueue.stop_waiting(worker_id uuid, queues text[] default '{}', job_types text[] default '{}') returns void
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$
     delete from pgqueue.waiting w where w.worker_id = stop_waiting.worker_id;
-    select pgqueue.ring(b.queue, count(*), (select k.job_types from pgqueue.workers k where k.worker_id = stop_waiting.worker_id))
-      from unnest(unheeded) b(queue) group by b.queue order by b.queue
+    select pgqueue.ring(b.queue, array_agg(b.job_type))
+      from unnest(stop_waiting.queues, stop_waiting.job_types) b(queue, job_type) group by b.queue order by b.queue
   $$;
 comment on function pgqueue.stop_waiting is
-  'Takes a worker off the list of those to wake, and wakes others for the bells of which it made nothing, a queue each.';
+  'Takes a worker off the list of those to wake, and wakes others for the bells of which it made nothing: their queues and types.';
 
 create function pgqueue.writers_open(writers text[]) returns boolean
   language sql volatile security definer set search_path = pg_catalog, pg_temp

@@ -9,10 +9,12 @@ import httpx
 import psycopg
 import pytest
 
-from tests.api.conftest import Api, MakeLive
+from pgqueue.settings import Settings
+from tests.api.conftest import Api, Live, MakeLive
 from tests.api.problems import problem
 from tests.conftest import Connect
 from tests.meet import aside, wait_until
+from tests.sql.test_2_notices import Ear
 
 
 @pytest.fixture
@@ -166,6 +168,80 @@ def test_who_waits_is_on_the_list_anew_once_the_api_hears_again(live: MakeLive, 
     wait_until(lambda: session.execute(heard_by + " and a.pid <> %s", before).fetchone() is not None)
     session.execute("insert into pgqueue.jobs (job_type) values ('a')")
     assert len(claiming.result(15).json()["jobs"]) == 1
+
+
+def slow_to_look(live: MakeLive, database: str, **settings: Any) -> Live:
+    """An API whose long polls find nothing but by bells."""
+    return live(settings=Settings(dsn=database, poll_interval=60, **settings))
+
+
+def waits(session: psycopg.Connection[Any]) -> list[Any]:
+    return session.execute("select worker_id::text from pgqueue.waiting order by 1").fetchall()
+
+
+def test_a_writer_that_looked_before_the_poll_was_on_the_list_is_waited_for(
+    live: MakeLive, database: str, worker: str, connect: Connect
+) -> None:
+    api = slow_to_look(live, database)
+    session = connect()
+    with connect(autocommit=False) as writer:
+        writer.execute("insert into pgqueue.jobs (job_type) values ('a')")
+        claiming = aside(api.http.post, "/leases/claim", json={"worker_id": worker, "wait_ms": 30_000})
+        wait_until(lambda: waits(session) == [(worker,)])
+    assert len(claiming.result(10).json()["jobs"]) == 1
+
+
+def test_a_poll_that_ends_has_others_woken_for_what_it_leaves(
+    live: MakeLive, database: str, worker: str, connect: Connect
+) -> None:
+    api = slow_to_look(live, database)
+    session = connect()
+    other = Ear(connect, "ear")
+    with connect(autocommit=False) as writer:
+        claiming = aside(api.http.post, "/leases/claim", json={"worker_id": worker, "max_jobs": 1, "wait_ms": 30_000})
+        wait_until(lambda: waits(session) == [(worker,)])
+        writer.execute("insert into pgqueue.jobs (job_type, priority) values ('a', 3), ('b', 0)")
+        session.execute("select pgqueue.wait_for_work(gen_random_uuid(), null, null, 'ear')")
+    assert [job["type"] for job in claiming.result(10).json()["jobs"]] == ["b"]
+    assert other.heard() == [("ear", '["default", "a"]')]
+
+
+def test_polls_of_one_worker_share_its_place_on_the_list(
+    live: MakeLive, database: str, worker: str, connect: Connect
+) -> None:
+    api = slow_to_look(live, database)
+    session = connect()
+    claiming = aside(api.http.post, "/leases/claim", json={"worker_id": worker, "wait_ms": 30_000})
+    wait_until(lambda: waits(session) == [(worker,)])
+    assert api.http.post("/leases/claim", json={"worker_id": worker, "wait_ms": 300}).json() == {"jobs": []}
+    assert waits(session) == [(worker,)]
+    session.execute("insert into pgqueue.jobs (job_type) values ('a')")
+    assert len(claiming.result(10).json()["jobs"]) == 1
+    wait_until(lambda: waits(session) == [])
+
+
+def test_nobody_who_polls_at_an_api_that_does_not_listen_is_on_the_list(
+    live: MakeLive, database: str, worker: str, connect: Connect
+) -> None:
+    api = slow_to_look(live, database, wake="poll")
+    session = connect()
+    claiming = aside(api.http.post, "/leases/claim", json={"worker_id": worker, "wait_ms": 2_000})
+    wait_until(lambda: bool(session.execute("select from pgqueue.workers").fetchall()))
+    while not claiming.done():
+        assert waits(session) == []
+    assert claiming.result().json() == {"jobs": []}
+
+
+def test_a_poll_is_woken_whatever_its_queue_is_called(
+    live: MakeLive, database: str, worker: str, connect: Connect
+) -> None:
+    api = slow_to_look(live, database)
+    session = connect()
+    asked = {"worker_id": worker, "queues": ["test 1"], "wait_ms": 30_000}
+    claiming = aside(api.http.post, "/leases/claim", json=asked)
+    wait_until(lambda: waits(session) == [(worker,)])
+    session.execute("insert into pgqueue.jobs (job_type, queue) values ('a', 'test 1')")
+    assert len(claiming.result(10).json()["jobs"]) == 1
 
 
 def test_a_worker_that_hung_up_gets_no_job(live: MakeLive, worker: str, connect: Connect) -> None:

@@ -15,6 +15,7 @@ from pgqueue import calls
 from pgqueue import idling as idling_module
 from pgqueue.connections import Link
 from pgqueue.idling import EVEN, Idling
+from pgqueue.listener import Bell
 from pgqueue.settings import Settings
 from tests.conftest import Connect
 from tests.meet import wait_until
@@ -137,37 +138,38 @@ def test_who_has_no_room_hands_its_bells_on(database: str, connection: Session, 
         other = ear(connect)
         await made.full()
         assert made.registered
-        made.rang("mail")
+        made.rang(Bell("mail", "t"))
         made.heed()
         await made.full()
         assert made.registered
         assert other.heard() == []
-        made.rang("mail")
-        made.rang("default")
+        made.rang(Bell("mail", "t"))
+        made.rang(Bell("default", None))
         await made.full()
-        assert sorted(other.heard()) == [("ear", "default"), ("ear", "mail")]
+        assert sorted(other.heard()) == [("ear", '["default", null]'), ("ear", '["mail", "t"]')]
         assert len(listed(connection)) == 1
         await made.full()
         assert other.heard() == []
-        made.rang("a")
-        made.rang("b")
+        made.rang(Bell("a", "t"))
+        made.rang(Bell("b", "t"))
         made.left_over(made.heed()[1:])
         await made.full()
-        assert other.heard() == [("ear", "b")]
+        assert other.heard() == [("ear", '["b", "t"]')]
 
     idling(database, body)
 
 
+@pytest.mark.parametrize("first", ["a", "b"])
 def test_a_claim_without_room_for_all_that_was_heard_hands_the_rest_on(
-    database: str, connection: Session, monkeypatch: pytest.MonkeyPatch
+    database: str, connection: Session, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     app = make_app(database, poll_interval=60.0)
     release = threading.Event()
     app.task("held")(lambda: release.wait(30) and None)
-    handed_on: list[str] = []
+    handed_on: list[Bell] = []
     leave = Idling._leave
 
-    async def noting(self: Idling, unheeded: list[str]) -> None:
+    async def noting(self: Idling, unheeded: list[Bell]) -> None:
         handed_on.extend(unheeded)
         await leave(self, unheeded)
 
@@ -175,8 +177,14 @@ def test_a_claim_without_room_for_all_that_was_heard_hands_the_rest_on(
     with worker_of(app, concurrency=1) as worker:
         try:
             wait_until(lambda: worker._idling.registered and not worker._idling._writers)
-            connection.execute("insert into pgqueue.jobs (job_type, queue) values ('held', 'a'), ('held', 'b')")
+            connection.execute(
+                "insert into pgqueue.jobs (job_type, queue, priority)"
+                " select 'held', q, case when q = %s then 0 else 3 end from unnest('{a,b}'::text[]) q",
+                [first],
+            )
             wait_until(lambda: bool(handed_on))
+            (waits,) = connection.execute("select queue from pgqueue.jobs where in_line and status = 'pending'")
+            assert Bell(waits[0], "held") in handed_on
         finally:
             release.set()
 
@@ -193,10 +201,10 @@ def test_who_is_away_hands_on_what_it_hears_all_the_same(
         await eventually(lambda: len(listed(connection)) == 1)
         if fails:
             monkeypatch.setattr(calls, "STOP_WAITING", dataclasses.replace(calls.STOP_WAITING, sql="select 1 / 0"))
-            made.rang("mail")
-            await eventually(lambda: made._unheeded == ["mail"] and not made.bell.is_set())
+            made.rang(Bell("mail", "t"))
+            await eventually(lambda: made._unheeded == [Bell("mail", "t")] and not made.bell.is_set())
             monkeypatch.undo()
-        made.rang("mail")
+        made.rang(Bell("mail", "t"))
         heard: list[Any] = []
 
         def hears() -> bool:
@@ -205,7 +213,7 @@ def test_who_is_away_hands_on_what_it_hears_all_the_same(
 
         await eventually(hears)
         away.cancel()
-        assert heard == [("ear", "mail")]
+        assert heard == [("ear", '["mail", "t"]')]
 
     idling(database, body)
 
@@ -242,6 +250,24 @@ def test_no_bell_stays_with_a_worker_that_takes_no_jobs(
                 wait_until(lambda: bool(other.heard()))
         finally:
             release.set()
+
+
+def test_a_worker_that_was_taken_for_gone_is_on_the_list_again(database: str, connection: Session) -> None:
+    """As one that was stopped for so long that the sweep took it off, and goes on."""
+    app = make_app(database, poll_interval=60.0)
+    app.task("t")(lambda: None)
+    with worker_of(app) as worker:
+        wait_until(lambda: worker._idling.registered and not worker._idling._writers)
+
+        def taken_off() -> bool:
+            connection.execute("update pgqueue.workers set last_heartbeat = now() - interval '61 seconds'")
+            connection.execute("select from pgqueue.sweep('prune')")
+            return listed(connection) == []
+
+        # A sign of life may come in between.
+        wait_until(taken_off)
+        worker._heartbeat.sign_soon()
+        wait_until(lambda: len(listed(connection)) == 1)
 
 
 def test_a_listener_that_connects_anew_is_on_the_list_anew(database: str, connection: Session) -> None:

@@ -1,5 +1,6 @@
 """Bells: only for workers that wait, and no more of them than jobs came."""
 
+import json
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +26,10 @@ def waiting(q: Verbs, workers: int, queues: Any = None, job_types: Any = None) -
     return channels
 
 
+def bell(queue: str, job_type: str | None = "t") -> str:
+    return json.dumps([queue, job_type])
+
+
 def rung(connect: Connect, channels: list[str]) -> Callable[[], list[tuple[str, str]]]:
     return Ear(connect, *channels).heard
 
@@ -46,7 +51,7 @@ def test_as_many_are_rung_as_jobs_came_each_once(q: Verbs, connect: Connect) -> 
         q.fill(jobs)
         got = heard()
         assert len(got) == len(set(got)) == bells
-        assert {payload for _, payload in got} == {"default"}
+        assert {payload for _, payload in got} == {bell("default")}
     q.insert()
     q.enqueue()
     q.enqueue_many({"job_type": "t"})
@@ -99,19 +104,54 @@ def test_who_leaves_has_others_woken_for_the_bells_it_made_nothing_of(q: Verbs, 
     both, mail = waiting(q, 1)[0], waiting(q, 1, ["mail"])[0]
     q.session.execute("select pgqueue.wait_for_work(%s, null, null, 'leaves')", [WORKER])
     heard = rung(connect, [both, mail, "leaves"])
-    q.session.execute("select pgqueue.stop_waiting(%s, '{mail,default,mail}')", [WORKER])
-    assert sorted(heard()) == sorted([(both, "default"), (both, "mail"), (mail, "mail")])
+    q.session.execute("select pgqueue.stop_waiting(%s, '{mail,default,mail}', '{t,null,t}')", [WORKER])
+    assert sorted(heard()) == sorted([(both, bell("default", None)), (both, bell("mail")), (mail, bell("mail"))])
     q.session.execute("select pgqueue.stop_waiting(%s)", [WORKER])
     assert heard() == []
 
 
 def test_bells_are_handed_on_to_those_of_the_same_types(q: Verbs, connect: Connect) -> None:
     alike, others = waiting(q, 1, None, ["a", "c"]), waiting(q, 9, None, ["b"])
-    q.session.execute("select pgqueue.worker_started(%s, 'w', 'h', 1, null, null, '{a}', null, 1, '1')", [WORKER])
     heard = rung(connect, alike + others)
     for _ in range(3):
-        q.session.execute("select pgqueue.stop_waiting(%s, '{default}')", [WORKER])
-        assert heard() == [(alike[0], "default")]
+        q.session.execute("select pgqueue.stop_waiting(%s, '{default}', '{a}')", [WORKER])
+        assert heard() == [(alike[0], bell("default", "a"))]
+
+
+def test_jobs_of_one_transaction_ring_a_worker_each(q: Verbs, connect: Connect) -> None:
+    """PostgreSQL folds notices that are alike into one: the second job's bell must not go where the first's went."""
+    channels = waiting(q, 6)
+    heard = rung(connect, channels)
+    with q.session.transaction():
+        for _ in range(6):
+            q.insert()
+    assert sorted(heard()) == sorted((channel, bell("default")) for channel in channels)
+    with q.session.transaction():
+        for _ in range(5):
+            with q.session.transaction(force_rollback=True):
+                q.insert()
+        q.fill(6)
+    assert len(heard()) == 6
+
+
+def test_each_type_of_a_statement_rings_its_own(q: Verbs, connect: Connect) -> None:
+    many, one = waiting(q, 8, None, ["many"]), waiting(q, 1, None, ["one"])
+    heard = rung(connect, many + one)
+    for _ in range(3):
+        q.session.execute("insert into pgqueue.jobs (job_type) values ('many'), ('one'), ('many')")
+        q.enqueue_many({"job_type": "many"}, {"job_type": "one"}, {"job_type": "many"})
+        got = heard()
+        assert [channel for channel, payload in got if payload == bell("default", "one")] == one * 2
+        assert len({channel for channel, _ in got} & set(many)) in range(2, 5)
+        assert len(got) == 6
+
+
+def test_jobs_that_are_due_later_ring_nobody_for_those_that_are_due(q: Verbs, connect: Connect) -> None:
+    heard = rung(connect, waiting(q, 1, None, ["later"]))
+    q.session.execute(
+        "insert into pgqueue.jobs (job_type, scheduled_at) values ('now', null), ('later', now() + interval '1 hour')"
+    )
+    assert heard() == []
 
 
 def test_a_row_that_is_written_anew_stays(q: Verbs, connect: Connect) -> None:
@@ -147,7 +187,8 @@ def test_odd_queue_names_ring_too(q: Verbs, connect: Connect) -> None:
         (channel,) = waiting(q, 1, [name])
         heard = rung(connect, [channel])
         q.insert(queue=name)
-        assert heard() == [(channel, name)]
+        ((channel_rung, payload),) = heard()
+        assert (channel_rung, json.loads(payload)) == (channel, [name, "t"])
 
 
 def test_a_delayed_job_rings_when_it_is_due(q: Verbs, connect: Connect) -> None:

@@ -77,7 +77,7 @@ def test_workers_that_wait_for_these_jobs_are_rung(q: Verbs, connect: Connect) -
     q.enqueue_rows(["send", "t", "t"], queues=["mail"])
     got = heard()
     assert {channel for channel, _ in got} <= set(channels[:4])
-    assert sorted(name for _, name in got) == ["default", "default", "mail"]
+    assert sorted(bell for _, bell in got) == ['["default", "t"]', '["default", "t"]', '["mail", "send"]']
     q.session.execute("set pgqueue.wake = off")
     q.enqueue_rows(["send"], queues=["mail"])
     assert heard() == []

@@ -57,7 +57,7 @@ def test_a_sweep_moves_at_most_so_many_and_the_rest_next_time(q: Verbs) -> None:
         " select 't', pgqueue.clock() + interval '1 second' from generate_series(1, 250)"
     )
     q.advance(minutes=1)
-    assert [q.call("sweep", "due", 100)[0].jobs for _ in range(4)] == [100, 100, 50, 0]
+    assert [q.swept("due", 100) for _ in range(4)] == [100, 100, 50, 0]
 
 
 def test_a_job_due_long_ago_is_found_though_sweeps_went_on_without_it(q: Verbs, connect: Connect) -> None:

@@ -189,6 +189,12 @@ class Verbs:
         assert not failures, failures
         return done
 
+    def swept(self, step: str, max_jobs: int) -> int:
+        """Runs a step for as long as it takes, however slow the machine; how many jobs it moved."""
+        (row,) = self.call("sweep_step", step, max_jobs, timedelta(minutes=1), False)
+        assert row.problem is None, row.problem
+        return int(row.jobs)
+
     # Look
 
     def job(self, job_id: uuid.UUID) -> Row:
