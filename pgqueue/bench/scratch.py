@@ -110,15 +110,17 @@ class Scratch:
 
     def _create(self, key: str, template: str) -> Database:
         name = f"{self._run}_{len(self._made)}_{self._copies}"
+        # Noted before it is there: whoever is interrupted in between must drop it.
+        self._made[key] = database = Database(name, make_conninfo(self._dsn, dbname=name), self._settings)
         try:
             statements.run(self._admin, statements.create_database(name, template))
-        except psycopg.errors.InsufficientPrivilege:
-            raise ConfigError(
-                "the benchmark works in databases of its own: its role needs the right to create them (CREATEDB)"
-            ) from None
         except psycopg.Error as exc:
+            del self._made[key]
+            if isinstance(exc, psycopg.errors.InsufficientPrivilege):
+                raise ConfigError(
+                    "the benchmark works in databases of its own: its role needs the right to create them (CREATEDB)"
+                ) from None
             raise from_db(exc) from exc
-        self._made[key] = database = Database(name, make_conninfo(self._dsn, dbname=name), self._settings)
         return database
 
     def _drop(self, key: str) -> None:

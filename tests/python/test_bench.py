@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from psycopg.conninfo import make_conninfo
 
-from pgqueue.bench import plot, report
+from pgqueue.bench import plot, report, statements
 from pgqueue.bench.children import BenchError, clients, workers
 from pgqueue.bench.draining import Drained
 from pgqueue.bench.figures import Measure, Place, Ratio, Results, Sample, Variant, met, percentile
@@ -209,6 +209,22 @@ class TestScratch:
             made = scratch.kept("empty").name
             assert made in scratch_databases(connect())
         assert made not in scratch_databases(connect())
+
+    def test_a_database_whose_making_was_interrupted_is_dropped(
+        self, own_server: OwnServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = statements.run
+
+        def interrupted(connection: Any, statement: Any, **parameters: Any) -> None:
+            real(connection, statement, **parameters)
+            if "create database" in str(statement):
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(statements, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt), Scratch(own_server.dsn, Settings(dsn=own_server.dsn)) as scratch:
+            scratch.kept("empty")
+        with psycopg.connect(own_server.dsn) as connection:
+            assert scratch_databases(connection) == []
 
 
 class TestCommand:
