@@ -9,7 +9,7 @@ import threading
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from pgqueue.errors import ConfigError, PgqueueError
 from pgqueue.log import logger
@@ -59,25 +59,20 @@ def run_process(worker: Program) -> int:
     The second signal hurries. The process ends within the grace and 5 s of the first one, even if the database is gone
     or a task blocks the event loop.
     """
-    ending = _Ending(worker)
-    when_orphaned(ending.begin)
-    _collect_less()
-    previous = {number: signal.signal(number, ending) for number in _SIGNALS} if _in_main_thread() else {}
-    try:
-        with suppress(RuntimeError):
-            asyncio.get_running_loop()
-            raise ConfigError(
-                "a worker that owns its process cannot run within an event loop: await app.worker().run()"
-            )
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            run_through(runner.get_loop(), worker.run())
-    except PgqueueError as exc:
-        _log.error("worker cannot work", error=str(exc))
-        return exc.exit_code
-    finally:
-        ending.called_off()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with Ending(worker) as ending:
+        when_orphaned(ending.begin)
+        _collect_less()
+        try:
+            with suppress(RuntimeError):
+                asyncio.get_running_loop()
+                raise ConfigError(
+                    "a worker that owns its process cannot run within an event loop: await app.worker().run()"
+                )
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                run_through(runner.get_loop(), worker.run())
+        except PgqueueError as exc:
+            _log.error("worker cannot work", error=str(exc))
+            return exc.exit_code
     if worker.recycle:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
     return 0
@@ -112,25 +107,47 @@ def _collect_less() -> None:
         gc.set_threshold(_YOUNG)
 
 
-class _Ending:
-    """Handles the signals that end a process."""
+class Ending:
+    """Within its block SIGTERM and SIGINT stop a worker, and the process ends within the grace and 5 s of that.
+
+    Whatever hangs: a task may block the event loop, and closing the loop waits for tasks that cannot be cancelled.
+    """
 
     def __init__(self, worker: Program) -> None:
+        """Change nothing yet."""
         self._worker = worker
         self._timer: threading.Timer | None = None
+        self._previous: dict[int, Any] = {}
+        #: How many have come.
+        self.signals = 0
+
+    def __enter__(self) -> Self:
+        """Handle the signals."""
+        if _in_main_thread():
+            self._previous = {number: signal.signal(number, self) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Leave the signals, and the process, to what was before."""
+        self._call_off()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        self.signals += 1
         self.begin()
 
     def begin(self) -> None:
+        """Stop the worker; the second time, hurry. May be called from any thread."""
         self._worker.request_stop()
         hurried = self._timer is not None
-        self.called_off()
+        self._call_off()
         self._timer = threading.Timer(_BEYOND + (0.0 if hurried else self._worker.settings.grace), _end)
         self._timer.daemon = True
         self._timer.start()
 
-    def called_off(self) -> None:
+    def _call_off(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
@@ -141,7 +158,7 @@ class _Forking(threading.local):
     blocked: Iterable[int] | None = None
 
     def before(self) -> None:
-        if any(isinstance(signal.getsignal(number), _Ending) for number in _SIGNALS):
+        if any(isinstance(signal.getsignal(number), Ending) for number in _SIGNALS):
             self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
     def after(self) -> None:
@@ -151,7 +168,7 @@ class _Forking(threading.local):
 
     def after_in_child(self) -> None:
         for number in _SIGNALS:
-            if isinstance(signal.getsignal(number), _Ending):
+            if isinstance(signal.getsignal(number), Ending):
                 signal.signal(number, signal.SIG_DFL)
         self.after()
 

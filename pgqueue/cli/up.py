@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import signal
 import socket
 import threading
 import time
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from pgqueue.app import App
     from pgqueue.cli.live import View
     from pgqueue.connections import Link
+    from pgqueue.process import Ending
     from pgqueue.worker import Worker
 
 DEMO_APP: Final = "pgqueue.demo:app"
@@ -63,7 +63,7 @@ def up(
     hurries.
     """
     from pgqueue import log, schema
-    from pgqueue.process import new_event_loop, run_through
+    from pgqueue.process import Ending, new_event_loop, run_through
 
     app = load_app(app_name, door)
     # The demo's failures are its point: the page shows them, and a log of them would hide the page.
@@ -75,10 +75,12 @@ def up(
             note(f"pgqueue: migrated: {', '.join(applied)}")
         worker = app.worker(concurrency=concurrency, name="up")
         with (
+            Ending(worker) as ending,
             nullcontext() if no_serve else _api(app, host, port) as url,
             asyncio.Runner(loop_factory=new_event_loop) as runner,
         ):
-            ctx.exit(run_through(runner.get_loop(), _run(app, worker, url=url, demo=demo, seconds=seconds)))
+            run_through(runner.get_loop(), _run(app, worker, ending, url=url, demo=demo, seconds=seconds))
+        ctx.exit(OK if ending.signals < 2 else INTERRUPTED)
 
 
 @contextmanager
@@ -133,38 +135,21 @@ def _listening(host: str, port: int | None) -> socket.socket:
     raise cannot_listen(host, port or DEFAULT_PORT, failure.strerror)
 
 
-async def _run(app: App, worker: Worker, *, url: str | None, demo: bool, seconds: float | None) -> int:
-    """Work until told to stop and return the exit code."""
-    signals = 0
-    stopping = asyncio.Event()
-
-    def stop() -> None:
-        stopping.set()
-        worker.request_stop()
-
-    def signalled() -> None:
-        nonlocal signals
-        signals += 1
-        stop()
-
+async def _run(app: App, worker: Worker, ending: Ending, *, url: str | None, demo: bool, seconds: float | None) -> None:
+    """Work until told to stop."""
     loop = asyncio.get_running_loop()
     working = loop.create_task(worker.run())
-    # The worker can be told to stop once it has begun.
-    await asyncio.sleep(0)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signalled)
     if seconds is not None:
-        loop.call_later(seconds, lambda: None if stopping.is_set() else stop())
+        loop.call_later(seconds, lambda: None if worker.stopping else ending.begin())
     if demo:
-        await _demonstrate(app, url, working, stopping)
+        await _demonstrate(app, url, worker, working)
     else:
         note("pgqueue: the worker is at work; Ctrl-C drains and ends")
     await working
-    return OK if signals < 2 else INTERRUPTED
 
 
-async def _demonstrate(app: App, url: str | None, working: asyncio.Task[None], stopping: asyncio.Event) -> None:
-    """Feed the queue until `stopping` is set, and show what happens until the worker has ended."""
+async def _demonstrate(app: App, url: str | None, worker: Worker, working: asyncio.Task[None]) -> None:
+    """Feed the queue until the worker stops, and show what happens until it has ended."""
     from pgqueue.cli.live import view
     from pgqueue.cli.load import opening
     from pgqueue.connections import Link
@@ -173,11 +158,11 @@ async def _demonstrate(app: App, url: str | None, working: asyncio.Task[None], s
     link = Link(app.dsn, app.settings, "pgqueue up")
     page = f" Dashboard: {url}/dashboard" if url else ""
     with view("pgqueue", f"Ctrl-C drains and ends. In another terminal: pgqueue jobs list.{page}") as shown:
-        feeding = asyncio.create_task(_feed(app, shown, stopping))
+        feeding = asyncio.create_task(_feed(app, shown, worker))
         try:
             while not working.done():
                 await _show(link, since, shown)
-                if stopping.is_set():
+                if worker.stopping:
                     shown.say("draining: what runs may end, the rest stays in the queue")
                 await asyncio.wait([working], timeout=shown.every)
             await _show(link, since, shown)
@@ -187,11 +172,11 @@ async def _demonstrate(app: App, url: str | None, working: asyncio.Task[None], s
         shown.end()
 
 
-async def _feed(app: App, shown: View, stopping: asyncio.Event) -> None:
+async def _feed(app: App, shown: View, worker: Worker) -> None:
     from pgqueue.cli.load import batch
     from pgqueue.errors import PgqueueError
 
-    while not stopping.is_set():
+    while not worker.stopping:
         try:
             await app.enqueue_many(batch(FEED_SECONDS, DEMO_RATE))
         except PgqueueError as exc:

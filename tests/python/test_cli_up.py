@@ -19,6 +19,12 @@ import httpx
 import psycopg
 import pytest
 
+from pgqueue.programs import servers_of
+from tests.faults.test_scheduler_processes import frozen
+from tests.meet import running_time
+from tests.python.apps import MARKS
+from tests.servers import OwnServer
+
 Connection = psycopg.Connection[Any]
 COMMAND = [sys.executable, "-m", "pgqueue"]
 
@@ -127,6 +133,26 @@ def test_a_second_ctrl_c_hurries(database: str, connection: Connection) -> None:
     assert up.returncode == 130
     # The attempt was stopped, not lost: the job is back in its place, uncharged.
     assert connection.execute("select status, lost from pgqueue.jobs").fetchone() == ("pending", 0)
+
+
+def test_up_ends_in_time_whatever_hangs(own_server: OwnServer) -> None:
+    with psycopg.connect(own_server.dsn, autocommit=True) as session:
+        session.execute(MARKS)
+        session.execute("""select pgqueue.enqueue('stubborn', '{"seconds": 60}')""")
+        command = [*COMMAND, "up", "tests.python.apps:app", "--port", "0"]
+        up = subprocess.Popen(command, env=environment(own_server.dsn, PGQUEUE_GRACE="1"))
+        until(lambda: session.execute("select from public.marks").rowcount)
+    servers = servers_of(own_server.pgdata)
+    try:
+        frozen(servers, signal.SIGSTOP)
+        up.send_signal(signal.SIGTERM)
+        began = running_time()
+        up.wait(30)
+        assert running_time() - began < 1 + 5
+    finally:
+        up.kill()
+        up.wait()
+        frozen(servers, signal.SIGCONT)
 
 
 def test_up_migrates_and_needs_no_demo(database: str, connection: Connection) -> None:
