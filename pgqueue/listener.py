@@ -6,7 +6,7 @@ What rings on a worker's channel is a bell (the JSON array of a queue and a job 
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ import psycopg
 from psycopg.pq import ConnStatus
 
 from pgqueue import calls
-from pgqueue.connections import AsyncConnection, Link, connect_async, cut_off, hang_up, reading
+from pgqueue.connections import AsyncConnection, connect_async, cut_off, hang_up, reading
 from pgqueue.errors import ConfigError, DatabaseUnavailable, PgqueueError, from_db
 from pgqueue.log import logger
 from pgqueue.settings import Settings
@@ -96,14 +96,17 @@ class Listener:
         if self._connection is not None:
             cut_off(self._connection)
 
-    async def test(self, link: Link) -> None:
-        """Ring our own bell over `link`, and raise ConfigError if the listener, once connected, does not hear it."""
+    async def test(self, call: Callable[..., Awaitable[object]], patience: float = _TEST_PATIENCE) -> bool:
+        """Ring our own bell by `call`, once connected, and say whether it was heard, and so all rung before it.
+
+        False means that the connection broke meanwhile. Raises ConfigError where it stands and hears nothing.
+        """
         await self.ready.wait()
         token = f"test {secrets.token_hex(8)}"
         self._tests[token] = heard = asyncio.Event()
         try:
-            await link.call(calls.RING, channel=self._channels[0], payload=token)
-            async with asyncio.timeout(_TEST_PATIENCE):
+            await call(calls.RING, channel=self._channels[0], payload=token)
+            async with asyncio.timeout(patience):
                 await heard.wait()
         except TimeoutError:
             # A connection that broke meanwhile proves nothing.
@@ -112,8 +115,10 @@ class Listener:
                     "LISTEN hears nothing on this connection, as behind a pooler in transaction mode; "
                     "set PGQUEUE_LISTEN_DSN to a direct connection, or PGQUEUE_WAKE=poll"
                 ) from None
+            return False
         finally:
             del self._tests[token]
+        return True
 
     async def _listen(self) -> None:
         connection = self._connection = await connect_async(self._dsn, self._settings, "pgqueue listener")

@@ -231,7 +231,7 @@ class Worker:
     async def _test(self, listener: Listener) -> None:
         link = Link(self._dsn, self.settings, "pgqueue worker")
         try:
-            await listener.test(link)
+            await listener.test(link.call)
         except ConfigError as exc:
             self.fault = exc
             self._stop.set()

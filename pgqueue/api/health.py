@@ -41,7 +41,8 @@ async def get_ready(request: AnyRequest) -> Answer:
 
 async def ready_checks(api: Api) -> dict[str, Check]:
     """Return what the API needs, and whether it has it."""
-    hears = Check(api.hub.hears, "it hears notices" if api.hub.hears else "it is not connected")
+    hub = api.hub
+    hears = Check(hub.hears, hub.deaf or ("it hears notices" if hub.hears else "it is not connected"))
     try:
         async with asyncio.timeout(_PATIENCE):
             found = await api.call(calls_rest.HEALTH)

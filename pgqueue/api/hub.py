@@ -7,7 +7,6 @@ order with what was heard, and shows that the listener hears.
 """
 
 import asyncio
-import secrets
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
@@ -24,7 +23,7 @@ from pgqueue.api.config import ApiConfig
 from pgqueue.api.watches import Event, Poller, Watch, due, snapshot
 from pgqueue.calling import Call
 from pgqueue.connections import Link
-from pgqueue.errors import PgqueueError
+from pgqueue.errors import ConfigError, PgqueueError
 from pgqueue.listener import Listener, bell
 from pgqueue.log import logger
 from pgqueue.settings import Settings
@@ -38,6 +37,8 @@ LOOK_EVERY: Final = 4.0
 _ARRIVALS_EVERY: Final = 1.0
 _ARRIVALS_BACK: Final = 10.0
 _TEST_EVERY: Final = 2.0
+#: A test that fails holds up whoever polls meanwhile.
+_TEST_DEAF_EVERY: Final = 60.0
 _WATCH_FOR: Final = 30.0
 _WATCH_AGAIN: Final = 10.0
 _UNWATCH_AFTER: Final = 5.0
@@ -76,11 +77,14 @@ class Hub:
         self._watched_at = self._looked_at = self._arrivals_at = self._tested_at = float("-inf")
         self._left_at = 0.0
         self._look_now = False
-        self._test: tuple[str, asyncio.Event] | None = None
+        self._tested = False
+        self._test_after = _TEST_EVERY
         self._clock_ahead = timedelta(0)
         self._primed = False
         self._closed = False
         self.fault: str | None = None
+        #: What to do about a listener that is connected and hears nothing, None unless there is one.
+        self.deaf: str | None = None
 
     # For streams and requests ----------------------------------------------------------------------------------------
 
@@ -145,7 +149,7 @@ class Hub:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE):
                     await self._listener.ready.wait()
-        if self._listening and time.monotonic() - self._watched_at > _WATCH_AGAIN:
+        if not self._polling and time.monotonic() - self._watched_at > _WATCH_AGAIN:
             await self._watch()
         if wide and not self._primed:
             # What is there already is no news to the first of them.
@@ -176,8 +180,17 @@ class Hub:
 
     @property
     def hears(self) -> bool:
-        """Whether the listener is connected, or none is wanted."""
-        return not self._listening or (self._listener is not None and self._listener.ready.is_set())
+        """Whether the listener is connected and not known to be deaf, or none is wanted."""
+        return not self._listening or (self._connected and self.deaf is None)
+
+    @property
+    def _connected(self) -> bool:
+        return self._listener is not None and self._listener.ready.is_set()
+
+    @property
+    def _polling(self) -> bool:
+        """Whether notices are of no use."""
+        return not self._listening or self.deaf is not None
 
     # The work ---------------------------------------------------------------------------------------------------------
 
@@ -227,8 +240,9 @@ class Hub:
 
     async def _step(self) -> None:
         now = time.monotonic()
-        if self._listening and self.followers and now - self._tested_at > _TEST_EVERY:
-            await self._hear_all()
+        # Once without any follower too, so that a deaf one is known before somebody relies on it.
+        if (self.followers or not self._tested) and self._connected and now - self._tested_at > self._test_after:
+            await self._test()
         if not self._wide:
             self._primed = False
         if not (self._by_job or self._wide):
@@ -236,14 +250,14 @@ class Hub:
                 self._watched_at = float("-inf")
                 await self._call(calls_rest.UNWATCH, watcher_id=self._watcher_id)
             return
-        if self._listening and now - self._watched_at > _WATCH_AGAIN:
+        if not self._polling and now - self._watched_at > _WATCH_AGAIN:
             await self._watch()
         everything = self._look_now or now - self._looked_at >= (
-            LOOK_EVERY if self._listening else self._settings.poll_interval
+            self._settings.poll_interval if self._polling else LOOK_EVERY
         )
         if everything:
             self._looked_at, missed, self._look_now = now, self._look_now, False
-            if missed or not self._listening:
+            if missed or self._polling:
                 for watch in self._wide:
                     watch.lag()
         await self._look([job_id for job_id, group in self._by_job.items() if everything or due(group, now)])
@@ -300,11 +314,9 @@ class Hub:
                     event.at = event.at.astimezone(UTC)
                     self._tell(event)
             return
-        if self._test is not None and payload == self._test[0]:
-            self._test[1].set()
-            return
         if not channel:
             # Connected, perhaps again: what came meanwhile was not heard.
+            self._tested = False
             self._looked_at = float("-inf")
             self._wanted.set()
             for watch in self._wide:
@@ -328,11 +340,11 @@ class Hub:
 
     @property
     def listener(self) -> int | None:
-        """The server process that hears what the hub hears, None before there is one."""
-        return None if self._listener is None else self._listener.process
+        """The server process that hears what the hub hears, None while nothing is heard."""
+        return None if self._listener is None or self.deaf is not None else self._listener.process
 
     def _listen(self) -> None:
-        self._listener = Listener(self._dsn, self._settings, (STATUS_CHANNEL, self.wake_channel), self._heard)
+        self._listener = Listener(self._dsn, self._settings, (self.wake_channel, STATUS_CHANNEL), self._heard)
         self._listener_task = asyncio.get_running_loop().create_task(self._listener.run())
 
     async def _stop_listening(self) -> None:
@@ -344,26 +356,34 @@ class Hub:
             await asyncio.wait([task], timeout=0.5)
 
     async def _hear_all(self) -> None:
-        """Return once all notices of what is committed by now were heard: ours, which is the last of them, was.
+        """Return once all notices of what is committed by now were heard, where notices are heard at all."""
+        if self._listening and self.hears:
+            await self._test()
 
-        A listener that is connected but does not hear it is deaf, as when the other side is gone without a word.
+    async def _test(self) -> None:
+        """Ring our own bell, which is heard after all that were rung before it.
+
+        A listener that is connected but does not hear it is deaf: for good behind a pooler, else because the other side
+        is gone without a word.
         """
-        if not self._listening or not self.hears:
+        listener = self._listener
+        if listener is None:
             return
         self._tested_at = time.monotonic()
-        heard = asyncio.Event()
-        self._test = (f"test {secrets.token_hex(8)}", heard)
-        await self._call(calls.RING, channel=self.wake_channel, payload=self._test[0])
         try:
-            async with asyncio.timeout(_PATIENCE):
-                await heard.wait()
-        except TimeoutError:
-            if self.hears:
-                _log.warning("the listener does not hear; connecting anew")
-                await self._stop_listening()
-                self._listen()
-        finally:
-            self._test = None
+            self._tested = await listener.test(self._call, _PATIENCE)
+        except ConfigError as exc:
+            if self.deaf is None:
+                self.deaf = str(exc)
+                _log.warning("the listener is deaf; connecting anew, and polling meanwhile", error=self.deaf)
+            else:
+                self._test_after = min(self._test_after * 2, _TEST_DEAF_EVERY)
+            await self._stop_listening()
+            self._listen()
+            return
+        if self._tested and self.deaf is not None:
+            _log.info("the listener hears again")
+            self.deaf, self._test_after = None, _TEST_EVERY
 
     async def _watch(self) -> None:
         now = time.monotonic()

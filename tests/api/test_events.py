@@ -231,7 +231,7 @@ def test_a_deaf_listener_is_replaced(live: MakeLive, hand: Hand, connection: psy
     wait_until(lambda: api.hub.hears)
     listener = api.hub._listener
     assert listener is not None
-    listener._heard = lambda channel, payload: None
+    listener._tell = lambda channel, payload: None
     hand.complete(job_id)
     assert stream.ended.wait(5), "the end was missed"
     wait_until(lambda: api.hub._listener is not listener and api.hub.hears, 8)

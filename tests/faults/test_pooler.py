@@ -119,6 +119,27 @@ def test_a_worker_that_would_not_hear_refuses_to_start(through: str) -> None:
     assert "Traceback" not in process.stderr
 
 
+def test_an_api_that_hears_nothing_says_so_and_polls(connection: Session, through: str) -> None:
+    api = Served(through, env={"PGQUEUE_PREPARE": "off", "PGQUEUE_POLL_INTERVAL": "0.2"})
+    try:
+        # Before anybody relies on it.
+        wait_until(lambda: "PGQUEUE_LISTEN_DSN" in api.told(), 20)
+        ready = api.http.get("/health/ready")
+        assert ready.status_code == 503
+        listener = ready.json()["checks"]["listener"]
+        assert not listener["ok"]
+        assert "set PGQUEUE_LISTEN_DSN to a direct connection, or PGQUEUE_WAKE=poll" in listener["detail"]
+        job = api.http.post("/jobs", json={"type": "noop"}).json()["job_id"]
+        with api.http.stream("GET", f"/jobs/{job}/events") as events:
+            lines = events.iter_lines()
+            assert "event: job.queued" in lines
+            connection.execute("select pgqueue.cancel(%s)", [job])
+            assert "event: job.cancelled" in lines
+        assert api.told().count("the listener is deaf") == 1
+    finally:
+        api.close()
+
+
 def test_polling_needs_no_direct_connection(connection: Session, through: str) -> None:
     variables = {"PGQUEUE_PREPARE": "off", "PGQUEUE_WAKE": "poll", "PGQUEUE_POLL_INTERVAL": "0.2"}
     with worker_process(through, **variables), make_app(through, prepare=False, wake="poll") as app:
