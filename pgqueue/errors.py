@@ -285,12 +285,14 @@ _BY_SQLSTATE: dict[str, type[PgqueueError]] = {
     "23514": InvalidJob,
     "23502": InvalidJob,
     "25006": DatabaseReadOnly,
+    "26000": DatabaseUnavailable,
     "3F000": SchemaOutdated,
     "40001": DatabaseConflict,
     "40P01": DatabaseConflict,
     "55P03": DatabaseConflict,
     "42501": AccessDenied,
     "42P01": SchemaOutdated,
+    "42P05": DatabaseUnavailable,
     "42703": SchemaOutdated,
     "42883": SchemaOutdated,
     "57014": DatabaseUnavailable,
@@ -310,6 +312,11 @@ _HINTS: dict[type[PgqueueError], str] = {
     AccessDenied: "grant the database role pgqueue_producer (to enqueue), pgqueue_reader (to look), pgqueue_operator "
     "(to operate) or pgqueue_worker (to run jobs); migrations are for the owner of the schema",
 }
+_NOT_KEPT: Final = (
+    "a pooler in transaction mode must keep prepared statements (PgBouncer 1.21: max_prepared_statements above 0); "
+    "else set PGQUEUE_PREPARE=off, or connect directly"
+)
+_HINTS_BY_SQLSTATE: Final = dict.fromkeys(("08P01", "26000", "42P05"), _NOT_KEPT)
 _RULE: Final = re.compile(r"([a-z0-9_]+) (?:must|is) ")
 
 
@@ -346,7 +353,8 @@ def from_db(exc: Exception) -> PgqueueError:
         # The schema names its constraints by what they ask for.
         message, column = rule, column or named[1]
     detail = getattr(diagnostics, "message_detail", None) or getattr(exc, "detail", None)
-    hint = getattr(diagnostics, "message_hint", None) or getattr(exc, "hint", None) or _HINTS.get(kind)
+    said = getattr(diagnostics, "message_hint", None) or getattr(exc, "hint", None)
+    hint = said or _HINTS_BY_SQLSTATE.get(sqlstate or "") or _HINTS.get(kind)
     parts = [message.strip() or kind.title]
     wait = re.fullmatch(r"retry after ([0-9.]+) s", detail or "")
     if detail and kind not in (DatabaseError, DatabaseConflict, InvalidJob):

@@ -22,6 +22,10 @@ from tests.python.running import CHECKOUT, command, eventually, make_app, worker
 
 Session = psycopg.Connection[Any]
 QUICK = {"PGQUEUE_SWEEP_INTERVAL": "0.5", "PGQUEUE_POLL_INTERVAL": "30"}
+END_OTHERS = (
+    "select pg_terminate_backend(pid) from pg_stat_activity"
+    " where datname = current_database() and pid <> pg_backend_pid()"
+)
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
 
 pytestmark = [
@@ -140,6 +144,26 @@ def test_an_api_that_hears_nothing_says_so_and_polls(connection: Session, throug
         api.close()
 
 
+def test_an_api_whose_prepared_statements_are_not_kept_advises(connection: Session, through: str) -> None:
+    api = Served(through, "--no-maintenance", env={"PGQUEUE_WAKE": "poll"})
+    answers = []
+
+    def advised() -> bool:
+        # Often enough that the driver prepares it; then the pooler has sessions that do not know it.
+        for _ in range(10):
+            answers.append(api.http.post("/jobs", json={"type": "noop"}))
+        connection.execute(END_OTHERS)
+        return "set PGQUEUE_PREPARE=off, or connect directly" in api.told()
+
+    try:
+        wait_until(advised, 30)
+        refused = [answer for answer in answers if answer.status_code != 201]
+        assert {answer.status_code for answer in refused} == {503}
+        assert {answer.json()["type"] for answer in refused} == {"urn:pgqueue:problem:database-unavailable"}
+    finally:
+        api.close()
+
+
 def test_polling_needs_no_direct_connection(connection: Session, through: str) -> None:
     variables = {"PGQUEUE_PREPARE": "off", "PGQUEUE_WAKE": "poll", "PGQUEUE_POLL_INTERVAL": "0.2"}
     with worker_process(through, **variables), make_app(through, prepare=False, wake="poll") as app:
@@ -151,10 +175,7 @@ def test_sweeps_and_claims_are_in_read_committed(connection: Session, through: s
     alter = "alter database %I set default_transaction_isolation = serializable"
     connection.execute(f"do $$ begin execute format('{alter}', current_database()); end $$")
     # The sessions of the pooler that were there before keep what they have.
-    connection.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity"
-        " where datname = current_database() and pid <> pg_backend_pid()"
-    )
+    connection.execute(END_OTHERS)
     variables = {"PGQUEUE_PREPARE": "off", "PGQUEUE_WAKE": "poll", "PGQUEUE_POLL_INTERVAL": "0.2"}
     with worker_process(through, **variables), make_app(through, prepare=False, wake="poll") as app:
         jobs = app.enqueue_many_sync([{"job_type": "noop"}] * 50 + [{"job_type": "noop", "delay": 0.5}] * 50)
