@@ -20,6 +20,7 @@ from uuid import UUID
 import msgspec
 
 from pgqueue import tracing
+from pgqueue.calls import WorkerLoad
 from pgqueue.errors import DatabaseUnavailable, InvalidJob, InvalidPayload, NotFinished
 from pgqueue.errors import as_seconds as seconds_of
 from pgqueue.http_wire import BROKEN, ApiRefused, Reply, Wire, pauses
@@ -210,6 +211,10 @@ class Client:
         """Make the dead letters that match pending again and return how many; without filters all of them."""
         return Request("POST", "/admin/dlq/retry-all", lambda reply: int(_json(reply)["jobs"]), query=_filters(filters))
 
+    def _discard(self, job_id: JobId) -> Request[str]:
+        """Delete a dead letter; raises WrongState, JobNotFound."""
+        return Request("DELETE", f"/admin/dlq/{id_text(job_id)}", lambda _: "discarded", repeatable=False)
+
     def _discard_dead_letters(self, **filters: Unpack[DeadLetterFilters]) -> Request[int]:
         """Delete the dead letters that match and return how many; without filters all of them."""
         return Request(
@@ -227,6 +232,19 @@ class Client:
         return Request(
             "POST", f"/admin/queues/{quote(queue, safe='')}/resume", lambda reply: bool(_json(reply)["changed"])
         )
+
+    def _workers(self) -> Request[list[dict[str, Any]]]:
+        """Return the workers, also those that stopped within a day, as GET /workers has them."""
+        return Request("GET", "/workers", lambda reply: list(_json(reply)["items"]))
+
+    def _alerts(self) -> Request[list[dict[str, Any]]]:
+        """Return what is wrong now, pages first, as GET /stats has it."""
+        return Request("GET", "/stats", lambda reply: list(_json(reply)["alerts"]))
+
+    def _worker_load(self, queues: Iterable[str] | None = None) -> Request[WorkerLoad]:
+        """Return what scaling goes by, for some queues or (None) all."""
+        query = {} if queues is None else {"queue": list(queues)}
+        return Request("GET", "/admin/autoscale", lambda reply: WorkerLoad(**_json(reply)["load"]), query=query)
 
     def _call(
         self,
@@ -260,12 +278,20 @@ class Client:
     retry_sync = blocking(_retry)
     retry_dead_letters = awaited(_retry_dead_letters)
     retry_dead_letters_sync = blocking(_retry_dead_letters)
+    discard = awaited(_discard)
+    discard_sync = blocking(_discard)
     discard_dead_letters = awaited(_discard_dead_letters)
     discard_dead_letters_sync = blocking(_discard_dead_letters)
     pause = awaited(_pause)
     pause_sync = blocking(_pause)
     resume = awaited(_resume)
     resume_sync = blocking(_resume)
+    workers = awaited(_workers)
+    workers_sync = blocking(_workers)
+    alerts = awaited(_alerts)
+    alerts_sync = blocking(_alerts)
+    worker_load = awaited(_worker_load)
+    worker_load_sync = blocking(_worker_load)
     call = awaited(_call)
     call_sync = blocking(_call)
 

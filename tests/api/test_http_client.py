@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from pgqueue.client import Client as DatabaseClient
 from pgqueue.errors import (
     ConfigError,
     DatabaseUnavailable,
@@ -146,6 +147,36 @@ def test_problems_become_the_errors_of_the_other_client(client: Client, hand: Ha
     assert refused.value.status == 405
     with pytest.raises(ConfigError):
         Client("localhost:8080")
+
+
+def test_it_has_the_verbs_of_the_other_client() -> None:
+    def verbs(client: type[Any]) -> set[str]:
+        return {name for name in vars(client) if f"{name}_sync" in vars(client)}
+
+    assert verbs(DatabaseClient) - verbs(Client) == {"queue_stats", "metrics", "schema_version"}
+
+
+def test_what_operators_look_at(client: Client, database: str, hand: Hand) -> None:
+    dead = client.enqueue_sync("dead", queue="d")
+    waiting = client.enqueue_sync("a", queue="q")
+    with pytest.raises(WrongState):
+        client.discard_sync(waiting)
+    # One worker is fewer than there should be.
+    client.call_sync("POST", "/leases/claim", {"worker_id": str(hand.worker), "job_types": ["none"]})
+    hand.session.execute("select pgqueue.sweep('alerts')")
+    with DatabaseClient(database) as direct:
+        for worker, other in zip(client.workers_sync(), direct.workers_sync(), strict=True):
+            assert worker["worker_id"] == other["worker_id"] == str(hand.worker)
+        assert client.worker_load_sync() == direct.worker_load_sync()
+        assert client.worker_load_sync(["q", "none"]).pending == 1
+        alerts = [(alert["alert"], alert["queue"]) for alert in client.alerts_sync()]
+        assert alerts == [(alert["alert"], alert["queue"]) for alert in direct.alerts_sync()]
+        assert ("WorkerCountLow", None) in alerts
+    hand.claim()
+    hand.fail(str(dead.job_id), retryable=False)
+    assert client.discard_sync(dead) == "discarded"
+    with pytest.raises(JobNotFound):
+        client.discard_sync(dead)
 
 
 def test_events_are_followed_to_the_end(client: Client, hand: Hand) -> None:
