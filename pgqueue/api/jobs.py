@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, cast
 from uuid import UUID
 
 import msgspec
@@ -201,12 +201,20 @@ async def list_jobs(
     )
 
 
-def looked_through(statuses: list[Any] | None) -> tuple[set[str], int]:
-    """Return of which statuses jobs are looked at for a page of these, and how many at most."""
+class Look(NamedTuple):
+    """Which statuses a page wants, those of the jobs that are looked at for it, and how many these are at most."""
+
+    wanted: set[str]
+    parts: set[str]
+    at_most: int
+
+
+def looked_through(statuses: list[Any] | None) -> Look:
+    """Return what is looked at for a page of these statuses."""
     wanted = set(statuses or STATUSES)
     # Live jobs share a partition, which is walked whatever their status is.
     parts = wanted | LIVE if wanted & LIVE else wanted
-    return parts, calls_rest.LOOKED_AT_LIVE if parts != wanted else calls_rest.LOOKED_AT
+    return Look(wanted, parts, calls_rest.LOOKED_AT_LIVE if parts != wanted else calls_rest.LOOKED_AT)
 
 
 async def job_page(
@@ -222,18 +230,16 @@ async def job_page(
     with_errors: bool = False,
 ) -> JobPage:
     """Return a page of jobs, redacted. Only so many jobs are looked at for it, so that it may be short."""
-    wanted = set(statuses or STATUSES)
-    parts, most = looked_through(statuses)
-    some = parts != wanted
+    look = looked_through(statuses)
     chosen: dict[str, object] = {
-        "parts": sorted(parts),
+        "parts": sorted(look.parts),
         "before": cursor or UUID(int=2**128 - 1),
-        "looked_at": most,
+        "looked_at": look.at_most,
     }
     rows = await api.call(
         calls_rest.LIST_JOBS,
         **chosen,
-        statuses=sorted(wanted),
+        statuses=sorted(look.wanted),
         queue=queue,
         job_type=job_type,
         producer_id=producer_id,
@@ -247,7 +253,7 @@ async def job_page(
     if len(items) > limit:
         return JobPage(items[:limit], items[limit - 1].job_id)
     following = None
-    if some or any(value is not None for value in (queue, job_type, producer_id, search)):
+    if look.parts != look.wanted or any(value is not None for value in (queue, job_type, producer_id, search)):
         last = await api.call(calls_rest.LAST_LOOKED_AT, **chosen)
         following = None if last is None else UUID(last)
     return JobPage(items, following)

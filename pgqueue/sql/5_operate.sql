@@ -409,7 +409,7 @@ begin
     when 'cancelled' then
       return format('It was cancelled at %s.', date_trunc('second', j.finished_at));
     when 'dead_letter' then
-      return format('It is a dead letter since %s (%s); pgqueue.retry gives it fresh attempts.', date_trunc('second', j.finished_at), coalesce(j.error, 'no error recorded'));
+      return format('It is a dead letter since %s (%s); a retry gives it fresh attempts.', date_trunc('second', j.finished_at), coalesce(j.error, 'no error recorded'));
     when 'failed' then
       return format('Attempt %s failed (%s); it becomes pending again in %s.', j.attempts, coalesce(j.error, 'no error recorded'), wait);
     when 'submitted' then

@@ -25,7 +25,7 @@ def test_why_of_finished_jobs(q: Verbs) -> None:
     assert q.why(in_status(q, "completed").job_id) == f"It completed at {at}."
     assert q.why(in_status(q, "cancelled").job_id) == f"It was cancelled at {at}."
     assert q.why(in_status(q, "dead_letter").job_id) == (
-        f"It is a dead letter since {at} (ValueError: it broke); pgqueue.retry gives it fresh attempts."
+        f"It is a dead letter since {at} (ValueError: it broke); a retry gives it fresh attempts."
     )
 
 

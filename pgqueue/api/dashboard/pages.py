@@ -37,9 +37,6 @@ from pgqueue.errors import DatabaseUnavailable, InvalidJob, PgqueueError
 from pgqueue.job import FINAL_STATUSES
 
 _PER_PAGE: Final = 50
-#: How pgqueue.why ends on a dead letter, and what the page says instead.
-_BY_SQL: Final = "pgqueue.retry gives it fresh attempts."
-_BY_HAND: Final = "a retry gives it fresh attempts."
 _STATUSES: Final = ("pending", "submitted", "processing", "failed", "completed", "dead_letter", "cancelled")
 
 
@@ -142,7 +139,7 @@ async def _list(
         filters=filters,
         items=page.items,
         following=page.next_cursor,
-        looked_at=looked_through(filters.statuses)[1],
+        looked_at=looked_through(filters.statuses).at_most,
         counts=counts,
         statuses=_STATUSES,
         dead=dead,
@@ -187,7 +184,7 @@ async def job(request: AnyRequest, job_id: FromPath[str]) -> Response[bytes]:
         "job.html",
         identity,
         job=view,
-        why=why.removesuffix(_BY_SQL) + _BY_HAND if why.endswith(_BY_SQL) else why,
+        why=why,
         attempts=attempts,
         steps=steps,
         spans=timeline.spans_of(steps),
