@@ -10,9 +10,10 @@ import functools
 import hmac
 import ipaddress
 import math
+import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, Literal
@@ -180,7 +181,7 @@ class Access:
 
     def _check_local(self, scope: Any, headers: dict[bytes, bytes]) -> None:
         peer = scope.get("client")
-        if not is_local(peer[0] if peer else None):
+        if not is_local(peer[0] if peer else None) or not all(map(_is_here, _asked_for(scope["headers"]))):
             raise Unauthenticated("without any key only this machine is served; create one: pgqueue keys create NAME")
         host = headers.get(b"host", b"").decode("latin-1")
         if (
@@ -218,6 +219,30 @@ class Access:
 
 
 _LOOKED_AT: Final = frozenset({b"authorization", b"x-api-key", b"host", b"sec-fetch-site"})
+
+
+#: By which a proxy says for whom it asks.
+_FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-real-ip", b"forwarded"})
+_FOR: Final = re.compile(r'(?:^|;)\s*for\s*=\s*"?([^";]*)', re.IGNORECASE)
+
+
+def _asked_for(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[str]:
+    """Give all for whom proxies say that they ask; an empty text for one that does not say it."""
+    for name, value in headers:
+        if name in _FORWARDED:
+            for one in value.decode("latin-1").split(","):
+                named = _FOR.search(one)
+                yield one if name != b"forwarded" else named[1] if named else ""
+
+
+def _is_here(node: str) -> bool:
+    """Say whether what a proxy names, an address with or without a port, is this machine; a made-up name is not."""
+    node = node.strip()
+    if node.startswith("["):
+        node = node[1:].partition("]")[0]
+    elif node.count(":") == 1:
+        node = node.partition(":")[0]
+    return is_local_address(node)
 
 
 def _bearer(authorization: bytes | None, x_api_key: bytes | None) -> str | None:

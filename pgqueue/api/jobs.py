@@ -35,6 +35,7 @@ from pgqueue.api.problems import (
     InvalidMoment,
     JobDeleted,
     KeyReused,
+    RepeatedParameter,
     Unauthenticated,
 )
 from pgqueue.api.redaction import redact
@@ -116,6 +117,11 @@ async def enqueue_job(
     job = await read_body(request, _new_job)
     api = api_of(request)
     if idempotency_key is not None:
+        if len(set(request.headers.getall("Idempotency-Key"))) > 1:
+            raise RepeatedParameter(
+                "Idempotency-Key stands more than once, with different keys",
+                faults=[Fault("must stand once", parameter="Idempotency-Key")],
+            )
         _take_header(job, idempotency_key)
     identity = identity_of(request.scope)
     await _check_names(api, identity, [job])

@@ -52,7 +52,7 @@ JSON_SCHEMA: Final[dict[str, Any]] = {
     ],
 }
 _REASONS: Final = {
-    400: "The body is no JSON, or a query parameter that takes one value stands more than once.",
+    400: "The body is no JSON, or a parameter that takes one value stands more than once.",
     401: "A key is needed, or it is unknown, revoked or expired.",
     403: "The key's scopes do not allow this.",
     404: "There is no such thing.",

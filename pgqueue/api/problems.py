@@ -74,7 +74,7 @@ class MalformedJson(ApiError):
 
 class RepeatedParameter(ApiError):
     problem_type = "repeated-parameter"
-    title = "A query parameter stands more than once"
+    title = "A parameter stands more than once"
 
 
 class Unauthenticated(ApiError):

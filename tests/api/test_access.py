@@ -191,7 +191,23 @@ def test_without_keys_only_this_machine_is_served(live: MakeLive) -> None:
         problem(answer, 403, "cross-site")
     assert api.http.post("/jobs", json={"type": "a"}, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 201
     # What a proxy on this machine passes on comes from elsewhere.
-    problem(api.http.get("/jobs", headers={"X-Forwarded-For": "10.1.2.3"}), 401, "unauthenticated")
+    for name, elsewhere, here in (
+        (
+            "X-Forwarded-For",
+            ("10.1.2.3", "unknown", "10.1.2.3, 127.0.0.1"),
+            ("127.0.0.1", "::1", "127.0.0.1, [::1]:80"),
+        ),
+        ("X-Real-IP", ("10.1.2.3", "unknown"), ("127.0.0.1", "::1")),
+        (
+            "Forwarded",
+            ("for=10.1.2.3", "For=_hidden;proto=http", "proto=https", 'for=127.0.0.1, for="[2001:db8::1]:80"'),
+            ("for=127.0.0.1;proto=http", 'proto=http; for="[::1]:80"'),
+        ),
+    ):
+        for value in elsewhere:
+            problem(api.http.get("/jobs", headers={name: value}), 401, "unauthenticated")
+        for value in here:
+            assert api.http.get("/jobs", headers={name: value}).status_code == 200, (name, value)
 
 
 def test_serve_binds_to_this_machine_until_there_is_a_key(serve: Serve) -> None:

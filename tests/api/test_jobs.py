@@ -66,6 +66,14 @@ def test_a_known_idempotency_key_answers_its_job_and_refuses_another(api: Api) -
     assert len(api.get("/jobs").json()["items"]) == 1
 
 
+def test_two_idempotency_keys_are_refused(live: MakeLive) -> None:
+    http = live().http
+    both = [("Idempotency-Key", "k"), ("Idempotency-Key", "other")]
+    problem(http.post("/jobs", json={"type": "echo"}, headers=both), 400, "repeated-parameter")
+    assert http.get("/jobs").json()["items"] == []
+    assert http.post("/jobs", json={"type": "echo"}, headers=both[:1] * 2).status_code == 201
+
+
 FAR, FARTHER = "2030-01-01T00:00:00Z", "2031-01-01T00:00:00Z"
 
 
