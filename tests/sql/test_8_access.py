@@ -202,6 +202,8 @@ def test_a_producer_cannot_read_what_others_put_in(q: Verbs, login: Callable[...
         "insert into pgqueue.jobs (job_type) values ('t') returning payload",
     ):  # fmt: skip
         denied(producer.session.execute, statement)
+    # Ids are no secrets: `returning job_id` needs the right to select them.
+    assert {row.job_id for row in producer.rows("select job_id from pgqueue.jobs")} == {own, free, foreign}
     assert [len(producer.call("job", job_id)) for job_id in (own, free, foreign)] == [1, 1, 0]
     assert "There is no job" in producer.why(foreign)
     assert "No worker" in producer.why(own)
