@@ -88,7 +88,11 @@ Cursor = Annotated[UUID | None, QueryParameter(description="next_cursor of the p
     takes=NewJob,
     gives={
         201: Gives(JobView, "The job was enqueued.", headers=("Location",)),
-        200: Gives(JobView, "The idempotency key is known; this is the job that it stands for.", headers=("Location",)),
+        200: Gives(
+            JobView,
+            "The idempotency key is known; this is the job that it stands for.",
+            headers=("Location", "Idempotency-Replayed"),
+        ),
     },
     refuses=(409,),
     tag=_TAG,
@@ -138,6 +142,8 @@ async def enqueue_job(
         known = msgspec.json.decode(row)["job_id"]
         raise JobDeleted("it has been deleted, and its idempotency key is still known", job_id=known) from None
     headers = {"Location": own_path(request, str(view.job_id))}
+    if duplicate:
+        headers["Idempotency-Replayed"] = "true"
     return answer(view, 200 if duplicate else 201, headers)
 
 

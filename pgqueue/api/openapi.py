@@ -79,6 +79,10 @@ class Gives:
 
 _HEADERS: Final = {
     "Location": Schema(description="The path of what was made.", type="string"),  # type: ignore[arg-type]
+    "Idempotency-Replayed": Schema(
+        description="`true`: nothing was enqueued; the job is that of an earlier request.",
+        type="string",  # type: ignore[arg-type]
+    ),
     "ETag": Schema(description="For If-None-Match.", type="string"),  # type: ignore[arg-type]
     "Retry-After": Schema(description="Seconds to wait.", type="integer"),  # type: ignore[arg-type]
 }

@@ -54,6 +54,7 @@ def test_a_known_idempotency_key_answers_its_job_and_refuses_another(api: Api) -
     assert [one.status_code for one in (first, again, header, bare)] == [201, 200, 200, 200]
     assert len({one.json()["job_id"] for one in (first, again, header, bare)}) == 1
     assert again.headers["location"] == first.headers["location"]
+    assert [one.headers.get("idempotency-replayed") for one in (first, again, bare)] == [None, "true", "true"]
     for other in (
         {"payload": {"a": [1, {"b": 3}]}},
         {"type": "noop"},
