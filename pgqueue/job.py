@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Awaitable, Callable, Generator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, cast
 from uuid import UUID
@@ -199,6 +199,14 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 # What tasks are given -------------------------------------------------------------------------------------------------
 
 
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def microseconds(moment: datetime) -> int:
+    """Return an aware datetime as the microseconds since 2000 that PostgreSQL counts."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
 class ClaimedJob(msgspec.Struct, frozen=True):
     """A claimed row as the worker reads it: 16 bytes of id, JSON as text, times in microseconds since 2000."""
 
@@ -293,11 +301,6 @@ class Job:
     @classmethod
     def of(cls, row: JobRow, services: Services | None = None) -> Self:
         """Return the job of a row that was read rather than claimed."""
-        epoch = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
-
-        def microseconds(moment: datetime) -> int:
-            return (moment - epoch) // timedelta(microseconds=1)
-
         claimed = ClaimedJob(
             job_id=row.job_id.bytes,
             job_type=row.job_type,
@@ -352,6 +355,19 @@ class Job:
     def lost(self) -> int:
         """How often a worker died with this job."""
         return self.claimed.lost
+
+    @property
+    def scheduled_at(self) -> datetime | None:
+        """Not before when it was to run, in UTC: the due time of a schedule's fire. None if enqueued without a time, or
+        retried by hand.
+        """
+        microseconds = self.claimed.scheduled_at
+        return None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was enqueued, in UTC."""
+        return _EPOCH + timedelta(microseconds=self.claimed.created_at)
 
     @property
     def producer_id(self) -> str | None:

@@ -7,11 +7,10 @@ assert (await drain(app)).failed == 0
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -20,7 +19,7 @@ from pgqueue import calls
 from pgqueue.app import App
 from pgqueue.attempt import Attempt, Completed, Failed, Outcome
 from pgqueue.errors import JobFailed, as_seconds
-from pgqueue.job import ClaimedJob, EnqueuedJob, JobRow, decode_json, encode_json
+from pgqueue.job import ClaimedJob, EnqueuedJob, JobRow, decode_json, microseconds
 from pgqueue.process import new_event_loop
 from pgqueue.verbs import Request
 
@@ -142,16 +141,16 @@ class _Inline:
         if request.call is calls.ENQUEUE_MANY:
             types: Any = request.parameters["job_types"]
             payloads: Any = request.parameters["payloads"] or ()
-            many = zip_longest(types, payloads)
-            return [await self._run(job_type, decode_json(payload) if payload else {}) for job_type, payload in many]
+            times: Any = request.parameters["scheduled_at"] or ()
+            return [await self._run(*one) for one in zip_longest(types, payloads, times)]
         if request.call is calls.ENQUEUE:
-            payload = request.parameters["payload"]
-            return await self._run(str(request.parameters["job_type"]), decode_json(str(payload)) if payload else {})
+            one: Any = [request.parameters[name] for name in ("job_type", "payload", "scheduled_at")]
+            return await self._run(*one)
         raise AssertionError(f"{request.call.name} needs a database; inside `inline` there is none")
 
-    async def _run(self, job_type: str, payload: dict[str, Any]) -> EnqueuedJob:
-        job_id = uuid4()
-        attempt = Attempt(_claimed(job_id, job_type, payload), self._app.tasks[job_type])
+    async def _run(self, job_type: str, encoded: str | None, scheduled_at: datetime | None) -> EnqueuedJob:
+        job_id, payload = uuid4(), decode_json(encoded) if encoded else {}
+        attempt = Attempt(_claimed(job_id, job_type, encoded or "{}", scheduled_at), self._app.tasks[job_type])
         if attempt.task.is_async:
             outcome = await attempt.run_async()
         else:
@@ -163,12 +162,12 @@ class _Inline:
         return EnqueuedJob(job_id, "completed" if isinstance(outcome, Completed) else "failed", False)
 
 
-def _claimed(job_id: UUID, job_type: str, payload: dict[str, Any]) -> ClaimedJob:
-    now = round(time.time() * 1e6)
+def _claimed(job_id: UUID, job_type: str, payload: str, scheduled_at: datetime | None) -> ClaimedJob:
+    now = microseconds(datetime.now(UTC))
     return ClaimedJob(
         job_id=job_id.bytes,
         job_type=job_type,
-        payload=encode_json(payload).decode(),
+        payload=payload,
         attempts=1,
         queue="default",
         priority=2,
@@ -176,7 +175,7 @@ def _claimed(job_id: UUID, job_type: str, payload: dict[str, Any]) -> ClaimedJob
         lease_expires_at=now + 30_000_000,
         updated_at=now,
         created_at=now,
-        scheduled_at=None,
+        scheduled_at=None if scheduled_at is None else microseconds(scheduled_at),
         max_retries=3,
         lost=0,
         producer_id=None,

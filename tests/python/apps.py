@@ -215,6 +215,11 @@ async def reports(job: Job) -> dict[str, Any]:
     return {"pid": os.getpid()}
 
 
+@app.task("times", process=True)
+def times(job: Job) -> list[str]:
+    return [str(job.scheduled_at), str(job.created_at)]
+
+
 @app.task("carries")
 async def carries(job: Job, text: str) -> None:
     await job.progress({"text": text})

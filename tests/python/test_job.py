@@ -105,6 +105,7 @@ def test_a_job_says_what_it_is() -> None:
     assert (job.attempt, job.priority, job.queue) == (2, 1, "q")
     assert job.payload == {"a": [1]}
     assert job.trace_context == {"traceparent": "00-a"}
+    assert (job.scheduled_at, job.created_at) == (None, datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC))
     assert repr(job) == "<Job t 00010203-0405-0607-0809-0a0b0c0d0e0f attempt 2>"
 
 

@@ -18,9 +18,10 @@ from pgqueue.maintenance import Maintenance, Partitions, maintenance
 from pgqueue.scheduler import Scheduler
 from pgqueue.services import Background, Service
 from pgqueue.sweeper import Sweeper
+from pgqueue.testing import drain_sync
 from tests.conftest import Connect
 from tests.meet import running_time, wait_until
-from tests.python.running import make_app, worker_of
+from tests.python.running import make_app, worker_of, worker_process
 from tests.sql.verbs import Verbs
 
 Session = psycopg.Connection[Any]
@@ -106,6 +107,33 @@ def test_a_new_schedule_begins_with_its_next_time(q: Verbs, database: str) -> No
         assert due_times(q)[-1] == f"12:0{minute}"
     row = q.one("select last_run_at, last_job_id, last_error from pgqueue.schedules")
     assert (f"{row.last_run_at:%H:%M}", q.job(row.last_job_id).scheduled_at) == ("12:03", row.last_run_at)
+
+
+def test_a_task_sees_its_due_time(q: Verbs, database: str) -> None:
+    seen = []
+    # Not before the ids of its jobs.
+    now = (datetime.now(UTC) + timedelta(days=1)).replace(second=20, microsecond=0)
+    q.freeze(now)
+    schedule(q)
+    schedule(q, "in a process", job_type="times")
+    fire(database)
+    q.advance(minutes=1)
+    assert fire(database) == [2]
+    due = now.replace(second=0) + MINUTE
+    with make_app(database) as app:
+
+        @app.task("t")
+        def t(job: Job) -> None:
+            seen.append((job.scheduled_at, job.created_at))
+
+        app.enqueue_sync("t")
+        plain = app.enqueue_sync("times")
+        drain_sync(app)
+        assert seen == [(due, now + MINUTE), (None, now + MINUTE)]
+        with worker_process(database):
+            fired = app.jobs_sync(job_type="times")[-1]
+            assert app.result_sync(fired, wait=20) == [str(due), str(now + MINUTE)]
+            assert app.result_sync(plain, wait=20) == ["None", str(now + MINUTE)]
 
 
 @pytest.mark.parametrize(("misfire", "cap", "first", "count"), [

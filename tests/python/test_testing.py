@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -98,6 +99,23 @@ def test_inline_runs_at_once_without_a_database() -> None:
     with inline(app, raise_errors=False) as ran:
         assert broken.enqueue_sync().status == "failed"
     assert app.intercept is None
+
+
+def test_inline_jobs_have_their_times() -> None:
+    app = make_app("host=nowhere.invalid")
+    seen: list[Any] = []
+
+    @app.task("t")
+    def t(job: Job) -> None:
+        seen.append(job.scheduled_at)
+        assert abs(datetime.now(UTC) - job.created_at) < timedelta(minutes=1)
+
+    due = datetime(2030, 1, 2, tzinfo=UTC)
+    with inline(app):
+        t.enqueue_sync()
+        t.having(scheduled_at=due).enqueue_sync()
+        app.enqueue_many_sync([t.job(), t.having(scheduled_at=due).job()])
+    assert seen == [None, due, None, due]
 
 
 async def many(app: App) -> None:
