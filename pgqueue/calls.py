@@ -361,6 +361,28 @@ WORKERS: Final = Call(
 )
 
 
+AT_WORK: Final = Call(
+    "at_work",
+    # One that was killed has no session any more, one that has just ended may still have it.
+    """select w.name from pgqueue.live_workers w
+        where exists (select from pg_catalog.pg_stat_activity a
+                       where a.datname = current_database()
+                         and a.application_name in ('pgqueue worker', 'pgqueue heartbeat'))
+        order by w.name""",
+    column,
+)
+CLEAR: Final = Call(
+    "clear",
+    """with jobs as (delete from pgqueue.jobs returning 1),
+            claims as (delete from pgqueue.claims),
+            keys as (delete from pgqueue.idempotency_keys),
+            guards as (delete from pgqueue.once_keys),
+            pauses as (delete from pgqueue.job_type_pauses)
+       select c.n from (select count(*) as n from jobs) c, pgqueue.note('clear', null, c.n)""",
+    scalar,
+)
+
+
 def set_clock(ahead: float) -> Call[None]:
     """Return the call that lets the queue's clock run `ahead` seconds before the server's, for tests."""
     moved = f" + pg_catalog.make_interval(secs => {ahead!r})" if ahead else ""

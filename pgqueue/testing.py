@@ -1,5 +1,6 @@
 """Tools for the tests of programs that enqueue and run jobs.
 
+clear(app)
 await enqueue_something(app)
 assert_enqueued(app, "send_email", {"to": "a@example.com"})
 assert (await drain(app)).failed == 0
@@ -18,7 +19,7 @@ from uuid import UUID, uuid4
 from pgqueue import calls
 from pgqueue.app import App
 from pgqueue.attempt import Attempt, Completed, Failed, Outcome
-from pgqueue.errors import JobFailed, as_seconds
+from pgqueue.errors import JobFailed, WrongState, as_seconds
 from pgqueue.job import ClaimedJob, EnqueuedJob, JobRow, decode_json, microseconds
 from pgqueue.process import new_event_loop
 from pgqueue.verbs import Request
@@ -35,10 +36,10 @@ class Drained:
 
 
 async def drain(app: App, *, concurrency: int = 10) -> Drained:
-    """Run every job that is due by the database's clock, retries that become due by it included, until none is left.
+    """Run every job that is due by the database's clock, until none is left.
 
     Whoever enqueued them: the app's database is to be one for tests.
-    Jobs that are due later stay; `moved_clock` brings their time.
+    Jobs that are due later stay, and so does, as failed, one whose attempt failed; `moved_clock` brings their time.
     """
     settings = dataclasses.replace(app.settings, wake="poll", poll_interval=0.01, dsn=app.dsn)
     processed = failed = 0
@@ -75,6 +76,7 @@ def assert_enqueued(
 ) -> list[JobRow]:
     """Return the jobs of a type, in any status, whose payload has these entries; newest first.
 
+    Those of earlier tests too, unless `clear` was called.
     Raises AssertionError without any, or unless there are `count`.
     """
     rows = app.jobs_sync(job_type=job_type, queue=queue, limit=10_000)
@@ -85,6 +87,19 @@ def assert_enqueued(
     seen = "\n".join(f"  {row.status} {row.payload}" for row in rows[:20]) or "  none"
     expected = "a job" if count is None else f"{count} jobs"
     raise AssertionError(f"expected {expected} {job_type!r} with {wanted}, found {len(found)}; of this type:\n{seen}")
+
+
+def clear(app: App) -> int:
+    """Delete every job of this database, whatever its status, and return how many there were.
+
+    Idempotency keys, guards and pauses of job types go with them; queues, schedules and metrics stay. Needs the owner's
+    role. Raises WrongState while a worker is at work: the database is not one for tests, or the worker is still needed.
+    """
+    pool = app._sync_pool()
+    if workers := pool.run(calls.AT_WORK):
+        raise WrongState(f"worker {workers[0]} is at work on this database; clear is for a database of tests alone")
+    removed: int = pool.run(calls.CLEAR)
+    return removed
 
 
 @contextmanager

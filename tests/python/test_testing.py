@@ -8,10 +8,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App, Cancel, Job
-from pgqueue.errors import JobFailed, UnknownTask
-from pgqueue.testing import assert_enqueued, drain, drain_sync, inline, moved_clock
-from tests.python.running import make_app
+from pgqueue import App, Cancel, Job, RateLimited
+from pgqueue.errors import AccessDenied, JobFailed, UnknownTask, WrongState
+from pgqueue.testing import assert_enqueued, clear, drain, drain_sync, inline, moved_clock
+from tests.python.running import eventually, make_app, worker_of, worker_process
 
 
 @pytest.fixture
@@ -33,6 +33,14 @@ def app(database: str, connection: psycopg.Connection[Any]) -> Iterator[App]:
             if job.attempt == 1:
                 raise ConnectionError("once")
             return "then fine"
+
+        @app.task("guarded")
+        async def guarded(job: Job) -> bool:
+            return bool(await job.once("key"))
+
+        @app.task("limited")
+        async def limited(job: Job) -> None:
+            raise RateLimited(3600)
 
         @app.task("cancels")
         async def cancels(job: Job) -> None:
@@ -71,6 +79,60 @@ def test_what_was_enqueued_can_be_asserted(app: App) -> None:
         assert_enqueued(app, "add", {"a": 2})
     with pytest.raises(AssertionError, match="expected 2 jobs 'add'"):
         assert_enqueued(app, "add", count=2)
+
+
+def test_clear_leaves_nothing_of_earlier_tests(app: App, connection: psycopg.Connection[Any]) -> None:
+    for _ in range(2):
+        app.enqueue_sync("add", {"a": 1, "b": 2}, idempotency_key="k", ordering_key="o")
+        app.enqueue_sync("add", {"a": 1, "b": 3}, ordering_key="o")
+        app.enqueue_sync("add", {"a": 1, "b": 2}, delay=3600, ordering_key="late")
+        app.enqueue_sync("add", {"a": 1, "b": 4}, ordering_key="late")
+        for job_type in ("flaky", "guarded", "cancels"):
+            app.enqueue_sync(job_type)
+        app.enqueue_sync("unknown")
+        # Of a dead letter, and a job that nobody ran to its end.
+        app.enqueue_sync("add", {"b": 2})
+        app.enqueue_sync("left", queue="left")
+        connection.execute("select pgqueue.claim(gen_random_uuid(), '{left}', 1)")
+        done = drain_sync(app)
+        # An ordering key waits for its head.
+        assert (done.processed, done.failed) == (6, 2)
+        assert [row.status for row in assert_enqueued(app, "flaky")] == ["failed"]
+        assert app.result_sync(assert_enqueued(app, "guarded", count=1)[0]) is True
+        assert clear(app) == 10
+        assert_enqueued(app, "add", count=0)
+        assert connection.execute("select jobs from pgqueue.audit where verb = 'clear'").fetchall()[-1] == (10,)
+        with moved_clock(app, 3700):
+            assert drain_sync(app).processed == 0
+    assert clear(app) == 0
+
+
+def test_clear_ends_the_pause_of_a_limited_type(app: App) -> None:
+    for _ in range(2):
+        app.enqueue_sync("limited")
+        assert drain_sync(app).processed == 1
+        clear(app)
+
+
+def test_clear_refuses_where_a_worker_is_at_work(app: App, database: str) -> None:
+    job = app.enqueue_sync("add", {"a": 1, "b": 2}, delay=3600)
+    with worker_of(app) as worker:
+        eventually(app.workers_sync)
+        with pytest.raises(WrongState, match=r"worker \S+ is at work on this database"):
+            clear(app)
+    assert worker.stopping
+    assert app.job_sync(job).status == "submitted"
+    with worker_process(database) as killed:
+        killed.send(9)
+        killed.ended(10)
+    eventually(lambda: clear(app) == 1)
+
+
+def test_clear_needs_the_owners_role(app: App, database: str) -> None:
+    app.enqueue_sync("add", {"a": 1, "b": 2})
+    with make_app(f"{database} options='-c role=pgqueue_operator'") as other, pytest.raises(AccessDenied):
+        clear(other)
+    assert clear(app) == 1
 
 
 def test_inline_runs_at_once_without_a_database() -> None:
