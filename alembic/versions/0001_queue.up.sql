@@ -319,6 +319,8 @@ create table pgqueue.queues (
   retry_policy jsonb constraint "retry_policy must be a retry policy" check (retry_policy is null or pgqueue.check_retry_policy(retry_policy)),
   soft_limit integer not null default 50000 constraint "soft_limit must not be negative" check (soft_limit >= 0),
   hard_limit integer not null default 100000 constraint "hard_limit must not be negative" check (hard_limit >= 0),
+  -- Whoever lowers hard_limit alone need not know of the other, whose default then does nothing.
+  constraint "soft_limit must not be above hard_limit" check (soft_limit <= hard_limit or soft_limit = 50000),
   rate_per_second integer constraint "rate_per_second must be positive" check (rate_per_second > 0),
   shed_low boolean not null default false,
   pending_ttl interval not null default '24 hours' constraint "pending_ttl must be positive and at most 100 years"
@@ -337,7 +339,7 @@ create table pgqueue.queues (
 comment on table pgqueue.queues is 'Settings of queues; a queue without a row has the defaults. Edit by SQL.';
 comment on column pgqueue.queues.weights is 'Shares of critical, high, normal and low in a claim; null is strict order.';
 comment on column pgqueue.queues.soft_limit is
-  'Pending jobs above which producers are slowed down: those of all such queues share 1,000 jobs a second (SQLSTATE PQ429 beyond).';
+  'Pending jobs above which producers are slowed down: those of all such queues share 1,000 jobs a second (SQLSTATE PQ429 beyond). Not above hard_limit, unless it is the default.';
 comment on column pgqueue.queues.hard_limit is 'Pending jobs above which enqueues are refused with SQLSTATE PQ503.';
 comment on column pgqueue.queues.rate_per_second is
   'Jobs that may be enqueued per second (SQLSTATE PQ429 beyond); null: any number. A statement may bring more at once, after which none are let in until that is made up for, at most for a minute.';

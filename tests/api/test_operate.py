@@ -112,6 +112,9 @@ def test_queues_show_depth_and_settings_and_change(api: Api, connection: psycopg
     for body, pointer in refused:
         answer = problem(api.patch("/admin/queues/q", json=body), 422, "invalid-request")
         assert pointer in str(answer.get("errors", ""))
+    for body in ({"soft_limit": 8}, {"soft_limit": 101, "hard_limit": 100}):
+        answer = problem(api.patch("/admin/queues/q", json=body), 422, "invalid-job")
+        assert answer["errors"] == [{"detail": "soft_limit must not be above hard_limit", "pointer": "/soft_limit"}]
     assert [one["name"] for one in api.get("/queues").json()["items"]] == ["q"]
     detail = connection.execute(
         "select target, detail -> 'hard_limit' from pgqueue.audit order by audit_id limit 1"

@@ -393,6 +393,8 @@ def test_queues_list_pause_resume_set(pgqueue: Invoke, connection: Connection) -
     assert (refused.exit_code, "setting timeout_ms cannot be 8640000000000" in refused.stderr) == (2, True), (
         refused.stderr
     )
+    refused = pgqueue("queues", "set", "new", "--soft-limit", "11", "--hard-limit", "10")
+    assert (refused.exit_code, "soft_limit must not be above hard_limit" in refused.stderr) == (2, True), refused.stderr
     refused = pgqueue("queues", "set", "new", "--lease", "0")
     assert refused.exit_code == 2
     assert "lease_ms" in refused.stderr

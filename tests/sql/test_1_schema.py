@@ -237,6 +237,8 @@ BAD_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("queues", {"idempotency_ms": 315360000001}, "idempotency_ms must be 0 to 315360000000"),
     ("queues", {"soft_limit": -1}, "soft_limit must not be negative"),
     ("queues", {"hard_limit": -1}, "hard_limit must not be negative"),
+    ("queues", {"soft_limit": 11, "hard_limit": 10}, "soft_limit must not be above hard_limit"),
+    ("queues", {"soft_limit": 100_001}, "soft_limit must not be above hard_limit"),
     ("queues", {"rate_per_second": 0}, "rate_per_second must be positive"),
     ("queues", {"pending_ttl": timedelta(0)}, "pending_ttl must be positive and at most 100 years"),
     ("queues", {"completed_ttl": timedelta(-1)}, "completed_ttl must be positive and at most 100 years"),
