@@ -32,6 +32,7 @@ _HELP: Final = {
     "pgqueue_queue_oldest_age_seconds": "How long the oldest pending job has waited; 0 without one.",
     "pgqueue_queue_paused": "1 while a queue is paused.",
     "pgqueue_queue_workers": "Live workers that serve a queue.",
+    "pgqueue_queue_types_without_worker": "Job types that wait in a queue and that no worker which serves it takes.",
     "pgqueue_workers": "Worker processes by status; lost ones gave no sign of life for a minute.",
     "pgqueue_worker_slots": "Jobs that live workers can run at once.",
     "pgqueue_worker_utilization": "The part of the last seconds in which slots were busy.",

@@ -482,7 +482,7 @@ create table pgqueue.claim_cursors (
   primary key (queue, priority)
 ) with (fillfactor = 50);
 comment on table pgqueue.claim_cursors is 'How far the sweep has come; it alone writes here. Claims begin at claim_starts.';
-comment on column pgqueue.claim_cursors.job_types is 'Job types seen waiting by the last sweep, when there were several.';
+comment on column pgqueue.claim_cursors.job_types is 'Job types of the first jobs in line, as the last sweep saw them.';
 
 create table pgqueue.claims (
   look_at timestamptz not null,
@@ -5630,6 +5630,7 @@ insert into pgqueue.alert_rules (alert, severity, threshold, hold, meaning) valu
   ('DLQBreach', 'page', 500, '0', 'there are more dead letters'),
   ('WorkerDown', 'page', 2, '2 minutes', 'there are fewer live workers'),
   ('NoWorkers', 'page', 1, '30 seconds', 'jobs wait in a queue that fewer live workers serve'),
+  ('NoWorkersForType', 'warning', 0, '3 minutes', 'jobs wait of more types that no worker takes, of those that serve their queue'),
   ('SweeperStale', 'page', 30, '0', 'no sweep has run for more seconds'),
   ('SweepStepFails', 'page', 0, '30 seconds', 'a step of the sweep failed more times in a row'),
   ('RetentionBehind', 'warning', 86400, '0', 'finished jobs are past their retention for more seconds'),
@@ -5678,6 +5679,22 @@ create function pgqueue.in_words(seconds double precision) returns text
                 when seconds < 172800 then round(seconds / 3600) || ' h' else round(seconds / 86400) || ' days' end
   $$;
 comment on function pgqueue.in_words(double precision) is 'A span of time for people, to two digits or so.';
+
+create function pgqueue.types_without_worker() returns table (queue text, job_types text[])
+  language sql stable security definer set search_path = pg_catalog, pg_temp set jit = off
+  as $$
+    -- What nobody takes comes to the head of its line, whose types the sweep has noted; no job is looked at.
+    with live as materialized (select distinct w.queues, w.job_types from pgqueue.live_workers w where w.status <> 'draining')
+    select n.queue, array_agg(n.job_type order by n.job_type)
+      from (select distinct c.queue, t.job_type from pgqueue.claim_cursors c cross join unnest(c.job_types) t(job_type)) n
+     where exists (select from live l where l.queues is null or n.queue = any (l.queues))
+       and not exists (select from live l
+                        where (l.queues is null or n.queue = any (l.queues)) and (l.job_types is null or n.job_type = any (l.job_types)))
+       and not exists (select from pgqueue.job_type_pauses p where p.job_type = n.job_type and p.until > pgqueue.clock())
+     group by n.queue
+  $$;
+comment on function pgqueue.types_without_worker() is
+  'Job types at the head of a queue that no live worker takes, though some serve the queue. Without types that are paused.';
 
 create function pgqueue.alert_conditions() returns table (
   alert text, severity text, queue text, value double precision, threshold double precision, hold interval, summary text)
@@ -5743,6 +5760,11 @@ create function pgqueue.alert_conditions() returns table (
       select 'NoWorkers', d.queue, (select count(*) from live l where l.queues is null or d.queue = any (l.queues)), false,
              format('jobs wait in queue "%s" and no worker serves it', d.queue)
         from depths d where d.pending > 0 and not d.paused
+      union all
+      select 'NoWorkersForType', d.queue, cardinality(t.job_types), true,
+             format('jobs wait in queue "%s" and no worker takes their type: %s', d.queue, array_to_string(t.job_types[:5], ', ')
+               || case when cardinality(t.job_types) > 5 then format(' and %s more', cardinality(t.job_types) - 5) else '' end)
+        from depths d join pgqueue.types_without_worker() t on t.queue = d.queue where d.pending > 0 and not d.paused
       union all
       select 'SweeperStale', null, extract(epoch from pgqueue.clock() - max(s.last_run_at)), true,
              format('no sweep has run since %s', date_trunc('second', max(s.last_run_at)))
@@ -5945,6 +5967,9 @@ create function pgqueue.metrics() returns table (name text, kind text, labels js
     select 'pgqueue_queue_workers', 'gauge', jsonb_build_object('queue', q.queue),
            (select count(*) from live w where w.alive and w.status <> 'draining' and (w.queues is null or q.queue = any (w.queues)))
       from queues q where q.queue <> '_OTHER'
+    union all
+    select 'pgqueue_queue_types_without_worker', 'gauge', jsonb_build_object('queue', q.queue), coalesce(cardinality(t.job_types), 0)
+      from queues q left join pgqueue.types_without_worker() t on t.queue = q.queue where q.queue <> '_OTHER'
     union all
     select 'pgqueue_workers', 'gauge', jsonb_build_object('status', v.status),
            (select count(*) from live w where case when w.alive then w.status else 'lost' end = v.status)

@@ -25,6 +25,7 @@ _ADVICE: Final = {
     "WorkerCountLow": _ONE_IS_FEW,
     "WorkerDown": _ONE_IS_FEW,
     "NoWorkers": "start a worker that serves the queue: pgqueue worker MODULE:APP",
+    "NoWorkersForType": "start a worker whose app has the tasks; pgqueue jobs cancel, if the type is a mistake",
     "SweeperStale": "start a worker, or pgqueue scheduler",
     "SweepStepFails": "select * from pgqueue.sweep_steps tells more",
     "RetentionBehind": "select * from pgqueue.retention says why; workers and pgqueue scheduler drop partitions",

@@ -477,7 +477,7 @@ create table pgqueue.claim_cursors (
   primary key (queue, priority)
 ) with (fillfactor = 50);
 comment on table pgqueue.claim_cursors is 'How far the sweep has come; it alone writes here. Claims begin at claim_starts.';
-comment on column pgqueue.claim_cursors.job_types is 'Job types seen waiting by the last sweep, when there were several.';
+comment on column pgqueue.claim_cursors.job_types is 'Job types of the first jobs in line, as the last sweep saw them.';
 
 create table pgqueue.claims (
   look_at timestamptz not null,

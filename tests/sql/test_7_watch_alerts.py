@@ -158,6 +158,41 @@ def test_a_queue_that_nobody_serves(calm: Verbs) -> None:
     assert alerts(calm) == {}
 
 
+def test_a_type_that_no_worker_takes(calm: Verbs) -> None:
+    fired = ("NoWorkersForType", "firing")
+    calm.insert(queue="some")
+    for number in range(7):
+        calm.insert(job_type=f"typo {number}", queue="some")
+    calm.insert(job_type="halted")
+    calm.call("pause_job_type", "halted", calm.value("select pgqueue.clock() + interval '1 hour'"))
+    calm.insert(job_type="other", queue="stopped")
+    calm.call("pause", "stopped")
+    assert fired not in evaluate(calm, seconds=10)
+    for _ in range(17):
+        assert fired not in evaluate(calm, seconds=10)
+    assert fired in evaluate(calm, seconds=10)
+    one = alerts(calm)["NoWorkersForType"]
+    assert (one.queue, one.severity, one.value) == ("some", "warning", 7)
+    assert one.summary == (
+        'jobs wait in queue "some" and no worker takes their type: typo 0, typo 1, typo 2, typo 3, typo 4 and 2 more'
+    )
+    gauge = "select labels ->> 'queue', value from pgqueue.metrics() where name = 'pgqueue_queue_types_without_worker'"
+    assert sorted(calm.rows(gauge)) == [("default", 0), ("some", 7), ("stopped", 1)]
+    calm.session.execute("update pgqueue.workers set job_types = null where worker_id = %s", [uuid.UUID(int=1)])
+    assert ("NoWorkersForType", "resolved") in evaluate(calm, seconds=10, living=False)
+
+
+def test_a_type_is_not_missed_behind_a_backlog_that_is_taken(calm: Verbs) -> None:
+    calm.session.execute("insert into pgqueue.jobs (job_type) select 't' from generate_series(1, 200)")
+    calm.insert(job_type="typo")
+    calm.sweep()
+    assert calm.rows("select * from pgqueue.types_without_worker()") == []
+    calm.claim(max_jobs=200, job_types=["t"])
+    calm.insert(job_type="t")
+    calm.sweep()
+    assert calm.rows("select * from pgqueue.types_without_worker()") == [("default", ["typo"])]
+
+
 def test_busy_workers_warn(calm: Verbs) -> None:
     calm.call("add_counts", uuid.UUID(int=1), 1, 1.0, Jsonb([]))
     calm.call("add_counts", uuid.UUID(int=2), 1, 0.85, Jsonb([]))
