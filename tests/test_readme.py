@@ -13,10 +13,12 @@ from pathlib import Path
 
 import click
 import psutil
+import psycopg
 import pytest
 
-from pgqueue import Settings
+from pgqueue import Settings, schema
 from pgqueue.cli import codes, root
+from tests.servers import OwnServer
 
 CHECKOUT = Path(__file__).parents[1]
 README = (CHECKOUT / "README.md").read_text()
@@ -37,6 +39,7 @@ class Block:
 BLOCKS = [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)]
 SHELL = [block.text for block in BLOCKS if block.language == "sh"]
 DEMO, TESTS = SHELL[:2]
+INSTALL, REMOVE = SHELL[-2:]
 
 
 @dataclass
@@ -133,7 +136,8 @@ def test_one_job_goes_through_every_door(place: Place) -> None:
     if not (place.path / ".venv").exists():
         place.run(DEMO.replace(" && .venv/bin/pgqueue up --demo", ""))
     said = ""
-    starting, following = BLOCKS[BLOCKS.index(Block("sh", SHELL[2])) :], [""]
+    first, beyond = (BLOCKS.index(Block("sh", text)) for text in (SHELL[2], INSTALL))
+    starting, following = BLOCKS[first:beyond], [""]
     with place.running(starting.pop(0).text) as up:
         up.until(lambda said: "Ctrl-C" in said, 60)
         (port,) = re.findall(r"API is at http://127.0.0.1:(\d+)", up.said())
@@ -162,6 +166,25 @@ def test_one_job_goes_through_every_door(place: Place) -> None:
             result = place.run(f".venv/bin/pgqueue jobs wait {resize} --timeout 30")
             worker.until(lambda said: "started" in said, 30)
     assert '"path": "cat.png"' in result
+
+
+def test_what_is_installed_and_upgraded_can_be_removed(place: Place, own_server: OwnServer) -> None:
+    if not (place.path / ".venv").exists():
+        place.run(DEMO.replace(" && .venv/bin/pgqueue up --demo", ""))
+    traces = (
+        "select nspname::text from pg_namespace where nspname like 'pgqueue%'"
+        " union all select rolname from pg_roles where rolname like 'pgqueue\\_%' order by 1"
+    )
+    with psycopg.connect(own_server.dsn, autocommit=True) as connection:
+        assert len(connection.execute(traces).fetchall()) == 5
+        for _ in range(2):
+            place.run(REMOVE, PGQUEUE_DSN=own_server.dsn)
+            assert connection.execute(traces).fetchall() == []
+            # For the first time, and with nothing to do.
+            for _ in range(2):
+                place.run(INSTALL, PGQUEUE_DSN=own_server.dsn)
+                assert len(connection.execute(traces).fetchall()) == 5
+        assert place.run(".venv/bin/pgqueue schema version", PGQUEUE_DSN=own_server.dsn) == f"{schema.head()}\n"
 
 
 def test_the_settings_are_true() -> None:
