@@ -12,6 +12,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import calls_rest
+from pgqueue.api.dashboard.reads import attention
 from tests.api.conftest import Api
 from tests.meet import wait_until
 
@@ -139,6 +140,14 @@ def test_only_what_needs_attention_is_red(api: Api, connection: Connection) -> N
     assert "50 %" in card(shown, "Failure rate")
     assert 'class="bar warn"' in card(shown, "Failure rate")
     assert 'class="bar bad"' not in shown
+
+
+def test_alerts_are_named_in_words(connection: Connection) -> None:
+    rows = connection.execute("select alert from pgqueue.alert_rules").fetchall()
+    alerts = [{"alert": alert, "severity": "page", "summary": "", "queue": None, "since": None} for (alert,) in rows]
+    titles = {note["title"] for note in attention(alerts, [], [])}
+    assert titles >= {"DLQ breach", "Jobs failed high", "No workers for type", "Below cursor"}
+    assert len(titles) == len(rows)
 
 
 def test_idle_workers_are_not_counted_as_active(api: Api, connection: Connection) -> None:

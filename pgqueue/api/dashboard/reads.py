@@ -178,8 +178,9 @@ def attention(
 
 
 def _spaced(name: str) -> str:
-    """Return an alert's name as words."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()
+    """Return an alert's name as words; what is all capitals stays so."""
+    first, *others = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).split()
+    return " ".join([first, *(word if word.isupper() else word.lower() for word in others)])
 
 
 def _note(title: str, text: str, queue: QueueView, since: Any = None) -> dict[str, Any]:
