@@ -24,6 +24,9 @@ _WATCH: Final = 0.1
 _PATIENCE_ASYNC: Final = 5.0
 _PATIENCE_THREAD: Final = 0.3
 _CANCEL_AGAIN: Final = 1.0
+#: Seconds that the process of a task may take to start, and to import it, before its timeout counts. With BEGIN_WITHIN
+#: fewer than those after which the sweep ends an attempt past its timeout.
+_PROCESS_STARTS_WITHIN: Final = 4.0
 
 
 if sys.version_info >= (3, 12):
@@ -88,13 +91,13 @@ class Executor:
                 return
             held.asyncio_task = task
             task.add_done_callback(partial(self._ended_in_loop, held))
+            self._bound(held)
         else:
             # Made here, since both its thread and this one ask for it.
             held.made = Job(held.claimed, held.services)
+            # Before its thread, which brings it forward when a process has begun the task.
+            self._bound(held)
             self._threads.start(held)
-        timeout_ms = held.claimed.timeout_ms
-        held.timeout = self._timeout_of(held.claimed.queue) if timeout_ms is None else timeout_ms / 1000
-        held.deadline = time.monotonic() + held.timeout - held.elapsed()
         if self._watcher is None:
             self._watcher = self._loop.call_later(_WATCH, self._watch)
 
@@ -122,6 +125,13 @@ class Executor:
         self._threads.close()
         if self._made_processes is not None:
             self._made_processes.close()
+
+    def _bound(self, held: Held) -> None:
+        timeout_ms = held.claimed.timeout_ms
+        held.timeout = self._timeout_of(held.claimed.queue) if timeout_ms is None else timeout_ms / 1000
+        held.deadline = time.monotonic() + held.timeout - held.elapsed()
+        if held.task.options.process:
+            held.deadline += _PROCESS_STARTS_WITHIN
 
     def _ended_in_loop(self, held: Held, task: "asyncio.Task[Outcome]") -> None:
         # One that did not begin has no outcome.

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe, spawn
@@ -89,6 +90,9 @@ class Processes:
                 kind, value = child.pipe.recv()
                 if kind == "progress":
                     held.job.forward(value)
+                    continue
+                if kind == "begins":
+                    held.deadline = min(held.deadline, time.monotonic() + held.timeout)
                     continue
                 outcome = value if kind == "outcome" else held.raised(ConfigError(value))
                 return self._give_back(held, child, outcome)
@@ -221,6 +225,7 @@ def _run(
     if not isinstance(task, Task):
         return "fault", f"{module}.{name} is not the task: a process task must be found by its name in its module"
     attempt = Attempt(claimed, task, _ChildServices(pipe))
+    pipe.send(("begins", None))
     with _limited(memory_limit):
         return "outcome", asyncio.run(attempt.run_async()) if task.is_async else attempt.run()
 

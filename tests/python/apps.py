@@ -141,6 +141,11 @@ def crunch(job: Job, seconds: float) -> int:
     return count
 
 
+@app.task("dawdles", process=True)
+def dawdles(job: Job) -> None:
+    time.sleep(60)
+
+
 @app.task("hungry", process=True, memory_limit=300 * 1024 * 1024, max_retries=0)
 def hungry(job: Job, size: int) -> int:
     return len(bytearray(size))

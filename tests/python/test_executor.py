@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from pgqueue import App, Settings
-from pgqueue.attempt import LATE, Completed, Outcome, Stop
+from pgqueue import App, Settings, executor, processes
+from pgqueue.attempt import LATE, Completed, Failed, Outcome, Stop
 from pgqueue.executor import Executor
 from pgqueue.held import Held
 
+from . import apps
 from .running import a_job
 
 seen: contextvars.ContextVar[str] = contextvars.ContextVar("seen", default="nothing")
@@ -175,3 +176,37 @@ def test_an_error_before_the_first_wait_is_the_attempts_own() -> None:
         assert getattr(outcome, "error", {})["type"] == "ValueError"
 
     asyncio.run(main())
+
+
+async def process_outcome(task: Any, seconds: float) -> Outcome:
+    """Runs an attempt of a process task, with a timeout of so many seconds, and returns how it ended."""
+    told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    running = Executor(
+        1,
+        timeout_of=lambda queue: seconds,
+        ended=lambda held, outcome: told.set_result(outcome),
+        gone=lambda held: None,
+    )
+    try:
+        running.start(Held(a_job().claimed, task, None, time.monotonic()))  # type: ignore[arg-type]
+        async with asyncio.timeout(20):
+            return await told
+    finally:
+        running.close()
+
+
+def test_the_start_of_a_process_is_not_of_the_tasks_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_START", f"import time; time.sleep(1); {processes._START}")
+    assert isinstance(asyncio.run(process_outcome(apps.times, 0.5)), Completed)
+
+
+@pytest.mark.parametrize("hangs", ["start", "task"])
+def test_neither_a_process_that_does_not_start_nor_its_task_goes_on_for_ever(
+    hangs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hangs == "start":
+        monkeypatch.setattr(processes, "_START", "import time; time.sleep(60)")
+    monkeypatch.setattr(executor, "_PROCESS_STARTS_WITHIN", 0.5 if hangs == "start" else 60.0)
+    outcome = asyncio.run(process_outcome(apps.dawdles, 0.2))
+    assert isinstance(outcome, Failed)
+    assert outcome.error["message"] == "the attempt ran longer than its timeout (0.2 s)"
