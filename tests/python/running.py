@@ -254,6 +254,15 @@ def eventually(look: Callable[[], T], within: float = 30.0) -> T:
     return wait_until(look, within)
 
 
+def asleep(connection: psycopg.Connection[Any], workers: int = 1) -> None:
+    """Waits until so many workers, all that there are, have looked once more since they are listed for a bell."""
+    looked = """select count(*) from pg_stat_activity
+                 where application_name = 'pgqueue worker' and datname = current_database()
+                   and state = 'idle' and query ~ 'claim\\(|writers_open\\('"""
+    for count in ("select count(*) from pgqueue.waiting", looked):
+        eventually(lambda count=count: connection.execute(count).fetchone() == (workers,))
+
+
 def marks(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
     """What tasks wrote into the table `marks`, in order."""
     return connection.execute("select job_id, attempt, what from public.marks order by at").fetchall()

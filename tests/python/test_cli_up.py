@@ -126,7 +126,8 @@ def test_a_second_ctrl_c_hurries(database: str, connection: Connection) -> None:
     running = "select count(*) from pgqueue.jobs where status = 'processing'"
     until(lambda: connection.execute(running).fetchone() == (1,))
     up.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    draining = "select from pgqueue.workers where status = 'draining'"
+    until(lambda: connection.execute(draining).rowcount == 1)
     assert up.poll() is None
     up.send_signal(signal.SIGINT)
     assert up.communicate(timeout=20)[1]

@@ -48,7 +48,7 @@ def test_no_timeout_of_idle_sessions_ends_it(database: str, connection: Session)
         running = asyncio.create_task(listener.run())
         async with asyncio.timeout(20):
             assert await heard.get() == ("", "")
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.5)
             connection.execute("select pg_notify('a', 'still there')")
             assert await heard.get() == ("a", "still there"), "it has connected anew"
         running.cancel()

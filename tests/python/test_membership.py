@@ -1,6 +1,5 @@
 """Groups of workers that divide the shards: who gets which, and that nothing is left lying."""
 
-import time
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +11,7 @@ from pgqueue.errors import ConfigError
 from pgqueue.membership import SHARDS, share
 from pgqueue.worker import Worker
 from tests.meet import running_time
-from tests.python.running import eventually, make_app, worker_of
+from tests.python.running import asleep, eventually, make_app, worker_of
 
 Session = psycopg.Connection[Any]
 MEMBERS = [UUID(int=number) for number in range(1, 101)]
@@ -61,7 +60,7 @@ def test_members_of_the_same_work_share_and_others_do_not(database: str) -> None
             eventually(lambda: first.shards == list(range(SHARDS)))
 
 
-def test_the_bell_reaches_the_member_that_has_the_shard(database: str) -> None:
+def test_the_bell_reaches_the_member_that_has_the_shard(database: str, connection: Session) -> None:
     options: Any = {"group": "g", "partitions": "assigned"}
     # So slow a poll that only a bell can be in time.
     with make_app(database, poll_interval=30.0) as app:
@@ -71,11 +70,10 @@ def test_the_bell_reaches_the_member_that_has_the_shard(database: str) -> None:
 
         with worker_of(app, **options) as first, worker_of(app, **options) as second:
             eventually(lambda: (len(first.shards or []), len(second.shards or [])) == (32, 32))
-            time.sleep(1)
             for _ in range(12):
+                asleep(connection, 2)
                 began = running_time()
                 row = app.finished_job_sync(app.enqueue_sync("t"), wait=20)
                 assert running_time() - began < 10
                 owner: Worker = first if row.shard in (first.shards or []) else second
                 assert row.worker_id == owner.worker_id
-                time.sleep(0.1)

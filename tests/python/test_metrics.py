@@ -258,22 +258,23 @@ def statsd_server() -> Iterator[tuple[str, list[str]]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         sock.settimeout(0.1)
-        stop = threading.Event()
+        ended = threading.Event()
 
         def listen() -> None:
-            while not stop.is_set():
+            while True:
                 try:
                     lines.extend(sock.recv(65536).decode().split("\n"))
                 except TimeoutError:
-                    continue
+                    # All that was sent is here: it did not leave the machine.
+                    if ended.is_set():
+                        return
 
         thread = threading.Thread(target=listen)
         thread.start()
         try:
             yield f"127.0.0.1:{sock.getsockname()[1]}", lines
         finally:
-            time.sleep(0.3)
-            stop.set()
+            ended.set()
             thread.join()
 
 

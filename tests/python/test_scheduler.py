@@ -328,7 +328,9 @@ def test_a_step_that_is_too_slow_does_less_until_it_is_quick_enough(database: st
 
 def test_of_many_sweepers_one_does_the_work(database: str, connection: Session) -> None:
     with at_work(*(Sweeper(database, settings_of(database)) for _ in range(8))):
-        time.sleep(1)
+        connected = """select from pg_stat_activity
+                        where application_name = 'pgqueue sweeper' and datname = current_database()"""
+        wait_until(lambda: connection.execute(connected).rowcount == 8)
         before = connection.execute("select last_value from pgqueue.sweep_turns").fetchone()
         turns = set()
         until = time.monotonic() + 4
@@ -357,12 +359,12 @@ def test_maintenance_alone_ends_when_told(database: str, connection: Session) ->
     async def main() -> None:
         alone = Maintenance(database, settings_of(database))
         running = asyncio.create_task(alone.run())
-        await asyncio.sleep(0.5)
+        await asyncio.to_thread(wait_until, lambda: connection.execute(swept).rowcount)
         alone.request_stop()
         await asyncio.wait_for(running, 10)
 
+    swept = "select from pgqueue.sweep_steps where step = 'cursors'"
     asyncio.run(main())
-    assert connection.execute("select from pgqueue.sweep_steps where step = 'cursors'").rowcount
 
 
 @pytest.mark.parametrize("hours", [-1, 1])

@@ -12,11 +12,13 @@ import pytest
 from pgqueue import App, Job, Settings
 from pgqueue.errors import DatabaseError
 from pgqueue.sweeper import Sweeper
+from tests.meet import wait_until
 from tests.python.running import make_app, worker_of
 
 Session = psycopg.Connection[Any]
 BROKEN = """create or replace function pgqueue.sweep_keys(max_jobs int) returns bigint language plpgsql
     as $$ begin {}; return 0; end $$"""
+LATER = "select from pgqueue.jobs_live where greatest(due_at, lease_expires_at) >= pgqueue.clock()"
 CLAIM = "select job_id from pgqueue.claim(gen_random_uuid(), null, 100, interval '100 milliseconds')"
 
 
@@ -49,6 +51,11 @@ def statuses(connection: Session) -> dict[str, int]:
     return dict(connection.execute("select status, count(*) from pgqueue.jobs group by 1").fetchall())
 
 
+def all_due(connection: Session) -> None:
+    """Waits until every delay and every lease is over."""
+    wait_until(lambda: not connection.execute(LATER).rowcount)
+
+
 def test_an_idle_worker_asks_little(app: App, connection: Session, called: Counter[str]) -> None:
     connection.execute("select pgqueue.maintain_partitions()")
 
@@ -75,7 +82,7 @@ def test_a_sweep_does_what_is_due(
         """insert into pgqueue.schedules (name, cron, job_type, next_run_at)
            values ('s', '0 0 * * *', 'scheduled', pgqueue.clock() - interval '1 second')"""
     )
-    time.sleep(0.3)
+    all_due(connection)
     sweep(database, quiet, times=1 + jobs // 100)
     assert statuses(connection) == {"pending": min(jobs, 100) + jobs + 1}
     assert (called["sweep_steps"] > 0) is quiet
@@ -89,7 +96,7 @@ def test_a_step_that_fails_is_named_and_keeps_no_other(
 ) -> None:
     app.enqueue_sync("t", delay=0.05)
     connection.execute(BROKEN.format("raise exception 'out of order'"))
-    time.sleep(0.2)
+    all_due(connection)
     with pytest.raises(DatabaseError, match="keys: out of order"):
         sweep(database, quiet)
     assert statuses(connection) == {"pending": 1}
@@ -100,7 +107,7 @@ def test_a_sweep_that_takes_too_long_in_one_is_done_in_steps(
 ) -> None:
     app.enqueue_sync("t", delay=0.05)
     connection.execute(BROKEN.format("perform pg_sleep(2)"))
-    time.sleep(0.2)
+    all_due(connection)
     with pytest.raises(DatabaseError, match="keys: "):
         sweep(database + " options='-c statement_timeout=500'", times=2)
     assert statuses(connection) == {"pending": 1}

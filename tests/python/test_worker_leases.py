@@ -13,7 +13,7 @@ from psycopg.rows import tuple_row
 from pgqueue import App, Job, calls, connections
 from pgqueue.errors import LeaseLost, PgqueueError
 from tests.meet import running_time
-from tests.python.running import eventually, lose, make_app, stalling_proxy, worker_of
+from tests.python.running import asleep, eventually, lose, make_app, stalling_proxy, worker_of
 
 Session = psycopg.Connection[Any]
 
@@ -238,8 +238,7 @@ def test_an_idle_worker_sleeps_and_wakes_by_the_bell(app: App, connection: Sessi
 
     with sleeper, worker_of(sleeper):
         for _ in range(3):
-            eventually(lambda: connection.execute("select count(*) from pgqueue.waiting").fetchone() == (1,))
-            time.sleep(0.3)
+            asleep(connection)
             began = running_time()
             app.finished_job_sync(app.enqueue_sync("t"), wait=10)
             assert running_time() - began < 8
@@ -273,8 +272,7 @@ def test_an_insert_that_commits_late_is_found_without_a_poll(app: App, connect: 
         # Its trigger looks for sleepers before there is one.
         job = sleeper.enqueue_sync("t", connection=session)
         with worker_of(sleeper):
-            eventually(lambda: connect().execute("select count(*) from pgqueue.waiting").fetchone() == (1,))
-            time.sleep(0.3)
+            asleep(connect())
             began = running_time()
             session.commit()
             app.finished_job_sync(job, wait=10)
