@@ -129,11 +129,9 @@ async def _wait_for_jobs(
                 await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 ringing.cancel()
         finally:
-            left_over: list[Bell] = []
-            if len(jobs) >= asked.max_jobs:
-                # A bell may be later than its job.
-                left_over = unmet(heard + poller.heed(), ((job.queue, job.job_type) for job in jobs))
-            await _stop_waiting(api, poller, left_over)
+            # A claim with room left has looked for all that they told of; the bells of its jobs may be later than it.
+            told = (heard if len(jobs) >= asked.max_jobs else []) + poller.heed()
+            await _stop_waiting(api, poller, unmet(told, ((job.queue, job.job_type) for job in jobs)))
     return jobs
 
 
