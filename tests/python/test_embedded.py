@@ -204,10 +204,10 @@ def test_a_killed_postmaster_is_recovered_with_all_that_was_committed(ready: Pat
 def test_a_zombie_postmaster_does_not_stand_in_the_way(ready: Path, owner: type[Owner]) -> None:
     user = owner(ready)
     pid, _ = user.started()
-    # Stopped, it does not collect its dead child.
+    # Stopped in all its threads, it does not collect its dead child.
     os.kill(user.process.pid, signal.SIGSTOP)
-    stat = Path(f"/proc/{user.process.pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+    threads = [one / "stat" for one in Path(f"/proc/{user.process.pid}/task").iterdir()]
+    wait_until(lambda: {stat.read_text().rpartition(")")[2].split()[0] for stat in threads} == {"T"})
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not programs.is_alive(pid))
     os.kill(pid, 0)
