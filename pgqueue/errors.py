@@ -55,7 +55,7 @@ class InvalidJob(PgqueueError):
     exit_code = 2
     http_status = 422
     problem_type = "invalid-job"
-    title = "The job is not valid"
+    title = "The job or setting is not valid"
 
 
 class InvalidPayload(InvalidJob):

@@ -19,6 +19,7 @@ from pgqueue.errors import (
     DatabaseError,
     DatabaseReadOnly,
     DatabaseUnavailable,
+    InvalidJob,
     PgqueueError,
     SchemaOutdated,
 )
@@ -124,8 +125,8 @@ class Invalid(ApiError):
 class InvalidMoment(Invalid):
     """A moment that cannot be stored: the problem that the database's refusal is."""
 
-    problem_type = "invalid-job"
-    title = "The job is not valid"
+    problem_type = InvalidJob.problem_type
+    title = InvalidJob.title
 
 
 class KeyReused(ApiError):
