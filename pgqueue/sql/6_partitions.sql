@@ -159,6 +159,11 @@ begin
   end if;
   execute format('create table pgqueue.%I (like pgqueue.%I including all)', partition, parent);
   perform pgqueue.keep_few_statistics(format('pgqueue.%I', partition)::regclass);
+  if lower <= pgqueue.clock() then
+    -- It may have rows at once. Whoever has read which partitions there are, and waits for the default one, would find
+    -- them in neither.
+    execute format('lock table only pgqueue.%I in access exclusive mode', parent);
+  end if;
   execute format('lock table only pgqueue.%I in access exclusive mode', parent || '_default');
   execute format('with moved as (delete from pgqueue.%1$I where finished_at >= %2$L and finished_at < %3$L returning *)
                   insert into pgqueue.%4$I (%5$s) select %5$s from moved', parent || '_default', lower, upper, partition, columns);

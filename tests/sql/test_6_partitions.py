@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Connect
+from tests.meet import aside, wait_until
 from tests.sql.verbs import Verbs
 
 # A Wednesday.
@@ -108,6 +109,22 @@ def test_a_missing_partition_stops_nobody_and_its_rows_are_moved_there(q: Verbs,
     assert all(re.fullmatch(rf"pgqueue\.jobs_{status}_2027\d{{4}}", q.where(job_id)) for job_id in early)
     assert q.snapshot() == before
     assert [row.status for job_id in early for row in q.call("job", job_id)] == [status] * 3
+
+
+@pytest.mark.parametrize("status", ENDS)
+def test_who_reads_while_rows_are_moved_to_their_partition_finds_them(q: Verbs, connect: Connect, status: str) -> None:
+    for name in partitions(q, status):
+        if not name.endswith("default"):
+            q.session.execute(f"drop table pgqueue.{name}".encode())
+    job_id = ended(q, status)
+    maintainer, reader = Verbs(connect(autocommit=False)), Verbs(connect())
+    maintain(maintainer)
+    reading = aside(exists, reader, job_id)
+    waits = "select from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+    wait_until(lambda: reading.done() or bool(q.rows(waits, [reader.session.info.backend_pid])))
+    assert not reading.done()
+    maintainer.session.commit()
+    assert reading.result(10)
 
 
 @pytest.mark.parametrize("status", ENDS)
