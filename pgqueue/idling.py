@@ -22,7 +22,7 @@ from uuid import UUID
 from pgqueue import calls
 from pgqueue.connections import Link
 from pgqueue.errors import PgqueueError
-from pgqueue.listener import Bell
+from pgqueue.listener import Bell, columns
 from pgqueue.log import logger
 from pgqueue.settings import Settings
 
@@ -33,7 +33,7 @@ LINGER_STEP: Final = 0.001
 #: A claim that brings so many jobs is followed by a pause of its own length, one of few by a shorter one.
 LARGE: Final = 8
 ALIKE_AT_MOST: Final = 16
-WRITERS_STEP: Final = 0.005
+_WRITERS_STEP: Final = 0.005
 #: The wait after a claim that brought as many jobs as bells rang, of which hardly one's job is still to come, and for
 #: which bells after jobs are taken as theirs.
 EVEN: Final = 0.005
@@ -42,6 +42,14 @@ RINGING: Final = 0.5
 UNHEEDED_AT_MOST: Final = 64
 BUSY_FOR: Final = 0.5
 BUSY_AT_MOST: Final = 16.0
+
+
+def between_looks(waited: float) -> float:
+    """Return for how long to wait until open writers are looked after again, of which one is open for `waited` seconds.
+
+    In seconds; one that stays open for long is looked after less and less often.
+    """
+    return max(_WRITERS_STEP, waited / 10)
 
 
 class _Weighed(NamedTuple):
@@ -143,12 +151,7 @@ class Idling:
         """Leave the list, and have others woken for bells that no claim followed."""
         self.registered = False
         try:
-            await self._link.call(
-                calls.STOP_WAITING,
-                worker_id=self._registration["worker_id"],
-                queues=[bell.queue for bell in unheeded],
-                job_types=[bell.job_type for bell in unheeded],
-            )
+            await self._link.call(calls.STOP_WAITING, worker_id=self._registration["worker_id"], **columns(unheeded))
         except BaseException:
             self.left_over(unheeded)
             raise
@@ -193,8 +196,7 @@ class Idling:
         elif self._writers:
             waited = now - self._registered_at
             if await self._link.call(calls.WRITERS_OPEN, writers=self._writers):
-                # One that stays open for long is looked after less and less often.
-                await self._nap(min(max(WRITERS_STEP, waited / 10), self._poll))
+                await self._nap(min(between_looks(waited), self._poll))
             else:
                 self._writers = []
         elif jobs:

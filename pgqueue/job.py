@@ -207,6 +207,10 @@ def microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
+def _moment(microseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
 class ClaimedJob(msgspec.Struct, frozen=True):
     """A claimed row as the worker reads it: 16 bytes of id, JSON as text, times in microseconds since 2000."""
 
@@ -361,13 +365,12 @@ class Job:
         """Not before when it was to run, in UTC: the due time of a schedule's fire. None if enqueued without a time, or
         retried by hand.
         """
-        microseconds = self.claimed.scheduled_at
-        return None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
+        return None if self.claimed.scheduled_at is None else _moment(self.claimed.scheduled_at)
 
     @property
     def created_at(self) -> datetime:
         """When it was enqueued, in UTC."""
-        return _EPOCH + timedelta(microseconds=self.claimed.created_at)
+        return _moment(self.claimed.created_at)
 
     @property
     def producer_id(self) -> str | None:

@@ -43,6 +43,11 @@ def bell(payload: str) -> Bell | None:
         return None
 
 
+def columns(bells: Sequence[Bell]) -> dict[str, Sequence[str | None]]:
+    """Return bells as the parameters of calls.STOP_WAITING."""
+    return {"queues": [bell.queue for bell in bells], "job_types": [bell.job_type for bell in bells]}
+
+
 def unmet(heard: Sequence[Bell], jobs: Iterable[tuple[str, str]]) -> list[Bell]:
     """Return the bells that tell of none of the jobs, given by queue and type, each of which answers one bell."""
     came = Counter(jobs)

@@ -1321,7 +1321,7 @@ begin
   if coalesce(bound, 9223372036854775807) > least(soft_limit, hard_limit / 2) or (g.settings).rate_per_second is not null then
     perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
   end if;
-  if g.sleepers and job_types is not null and current_setting('pgqueue.wake', true) is distinct from 'off' then
+  if g.sleepers and job_types is not null then
     perform pgqueue.ring(queue, job_types);
   end if;
 end $$;
@@ -1523,7 +1523,6 @@ declare
   -- By this transaction, whose notices PostgreSQL folds into one where they are alike.
   rung text[] := string_to_array(current_setting('pgqueue.rung', true), ',');
   chosen text[];
-  bells bigint;
   t record;
 begin
   if current_setting('pgqueue.wake', true) is not distinct from 'off' or not exists (select from pgqueue.waiting) then
@@ -1532,12 +1531,14 @@ begin
   for t in select u.job_type, least(count(*), 64) as jobs from unnest(ring.job_types) u(job_type) group by u.job_type loop
     -- Random, so that a bell which meets a worker that has just found work does not always meet the same one. Of those that
     -- take some priorities alone as many again, since what the new jobs have is not known here.
-    select array_agg(c.channel), count(pg_notify(c.channel, json_build_array(ring.queue, t.job_type)::text)) into chosen, bells
-      from (select w.channel, row_number() over (partition by w.priorities order by w.channel = any (rung), random()) as place
-              from pgqueue.waiting w
-             where (w.queues is null or ring.queue = any (w.queues))
-               and (w.job_types is null or t.job_type is null or t.job_type = any (w.job_types))) c
-     where c.place <= t.jobs;
+    chosen := array(
+      select c.channel
+        from (select w.channel, row_number() over (partition by w.priorities order by w.channel = any (rung), random()) as place
+                from pgqueue.waiting w
+               where (w.queues is null or ring.queue = any (w.queues))
+                 and (w.job_types is null or t.job_type is null or t.job_type = any (w.job_types))) c
+       where c.place <= t.jobs);
+    perform pg_notify(c.channel, json_build_array(ring.queue, t.job_type)::text) from unnest(chosen) c(channel);
     rung := (chosen || rung)[1:64];
   end loop;
   perform set_config('pgqueue.rung', array_to_string(rung, ','), true);

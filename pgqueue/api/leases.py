@@ -32,9 +32,9 @@ from pgqueue.api.values_leases import (
 )
 from pgqueue.api.watches import Poller
 from pgqueue.errors import PgqueueError
-from pgqueue.idling import WRITERS_STEP
+from pgqueue.idling import between_looks
 from pgqueue.job import PRIORITIES
-from pgqueue.listener import Bell, unmet
+from pgqueue.listener import Bell, columns, unmet
 from pgqueue.wire import IntArray, JsonArray, UuidArray
 
 _TAG: Final = "leases"
@@ -120,7 +120,7 @@ async def _wait_for_jobs(
                 heard = poller.heed()
                 jobs = [_view(row) for row in await api.call(calls_rest.CLAIM_JSON, **parameters)]
                 # A writer that is still open may have looked who waits before we were on the list.
-                step = max(WRITERS_STEP, (loop.time() - began) / 10) if writers else api.settings.poll_interval
+                step = between_looks(loop.time() - began) if writers else api.settings.poll_interval
                 seconds = min(deadline - loop.time(), step, api.settings.poll_interval)
                 if jobs or seconds <= 0:
                     break
@@ -144,12 +144,7 @@ async def _stop_waiting(api: Api, poller: Poller, left_over: list[Bell]) -> None
             return
         # The sweep removes who is gone.
         with suppress(PgqueueError):
-            await api.call(
-                calls.STOP_WAITING,
-                worker_id=poller.worker_id,
-                queues=[bell.queue for bell in bells],
-                job_types=[bell.job_type for bell in bells],
-            )
+            await api.call(calls.STOP_WAITING, worker_id=poller.worker_id, **columns(bells))
         left_over = []
         if not poller.bell.is_set():
             return

@@ -200,7 +200,7 @@ begin
   if coalesce(bound, 9223372036854775807) > least(soft_limit, hard_limit / 2) or (g.settings).rate_per_second is not null then
     perform pgqueue.admit(queue, ready, bound, g.settings, low and (g.settings).shed_low is true);
   end if;
-  if g.sleepers and job_types is not null and current_setting('pgqueue.wake', true) is distinct from 'off' then
+  if g.sleepers and job_types is not null then
     perform pgqueue.ring(queue, job_types);
   end if;
 end $$;
