@@ -12,7 +12,13 @@ def _text(rows: Rows) -> str | None:
 
 ACT_AS: Final = Call("act_as", "select set_config('pgqueue.actor', %(actor)s::text, true)", nothing)
 CHECK_KEYS: Final = Call("check_keys", "select pgqueue.check_keys(%(hashes)s::bytea[])::text", document, hot=True)
-KEYS: Final = Call("keys", "select row_to_json(k)::text from pgqueue.keys k order by k.created_at, k.name", records)
+KEYS: Final = Call(
+    "keys",
+    """select row_to_json(k)::text from pgqueue.keys k
+        where %(after)s::text is null or k.name > %(after)s::text
+        order by k.name limit %(limit)s::int""",
+    records,
+)
 KEY_NAMES: Final = Call("key_names", "select k.name from pgqueue.keys k where k.name = any (%(names)s::text[])", column)
 KEYS_USED: Final = Call("keys_used", "select pgqueue.keys_used(%(names)s::text[])", nothing)
 CREATE_KEY: Final = Call(
@@ -113,7 +119,8 @@ QUEUES_NAMED: Final = Call(
                       extract(epoch from coalesce(q.dead_letter_ttl, '90 days')) * 1000 as dead_letter_ttl_ms,
                       extract(epoch from coalesce(q.cancelled_ttl, '7 days')) * 1000 as cancelled_ttl_ms
                  from unnest(%(names)s::text[]) x(name) left join pgqueue.queues q on q.name = x.name) q
-        order by q.name""",
+        where %(after)s::text is null or q.name > %(after)s::text
+        order by q.name limit %(limit)s::int""",
     records,
 )
 QUEUE_COUNTS: Final = Call("queue_counts", "select row_to_json(c)::text from pgqueue.queue_counts() c", records)
@@ -147,7 +154,10 @@ WORKER_ROWS: Final = Call(
     "worker_rows",
     """select row_to_json(r)::text
          from (select w.*, w.status <> 'stopped' and w.last_heartbeat > pgqueue.clock() - interval '60 seconds' as live
-                 from pgqueue.workers w order by w.started_at, w.worker_id limit 5000) r""",
+                 from pgqueue.workers w
+                where %(after_id)s::uuid is null
+                   or (w.started_at, w.worker_id) > (%(after)s::timestamptz, %(after_id)s::uuid)
+                order by w.started_at, w.worker_id limit %(limit)s::int) r""",
     records,
 )
 TOTALS: Final = Call(
@@ -175,6 +185,8 @@ DROP_SCHEDULE: Final = Call("drop_schedule", "select pgqueue.drop_schedule(%(nam
 SCHEDULE_ROWS: Final = Call(
     "schedule_rows",
     """select row_to_json(s)::text from pgqueue.schedules s
-        where %(name)s::text is null or s.name = %(name)s::text order by s.name limit 10000""",
+        where (%(name)s::text is null or s.name = %(name)s::text)
+          and (%(after)s::text is null or s.name > %(after)s::text)
+        order by s.name limit %(limit)s::int""",
     column,
 )

@@ -234,7 +234,7 @@ class Client:
         )
 
     def _workers(self) -> Request[list[dict[str, Any]]]:
-        """Return the workers, also those that stopped within a day, as GET /workers has them."""
+        """Return the oldest 1,000 workers, also those that stopped within a day, as GET /workers has them."""
         return Request("GET", "/workers", lambda reply: list(_json(reply)["items"]))
 
     def _alerts(self) -> Request[list[dict[str, Any]]]:

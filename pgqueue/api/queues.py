@@ -9,7 +9,18 @@ from msgspec import UNSET
 
 from pgqueue import calls, calls_rest
 from pgqueue.api.core import Api
-from pgqueue.api.exchange import Answer, AnyRequest, answer, answer_with_etag, api_of, read_body
+from pgqueue.api.exchange import (
+    LIST_LIMIT,
+    Answer,
+    AnyRequest,
+    ListLimit,
+    NameCursor,
+    answer,
+    answer_with_etag,
+    api_of,
+    page_of,
+    read_body,
+)
 from pgqueue.api.guard import identity_of
 from pgqueue.api.openapi import Gives, HttpMethod, operation
 from pgqueue.api.problems import Fault, Invalid, NotFound
@@ -22,10 +33,11 @@ _COUNTS: Final = ("pending", "submitted", "processing", "failed")
 Name = Annotated[str, PathParameter(pattern=r"^[^\x00]+$", max_length=63)]
 
 
-@operation(HttpMethod.GET, "/queues", needs="read", gives={200: Gives(Queues, "All queues.")}, tag=_TAG)
-async def list_queues(request: AnyRequest) -> Answer:
-    """List queues with their depths and settings."""
-    return answer(Queues(await queue_views(api_of(request))))
+@operation(HttpMethod.GET, "/queues", needs="read", gives={200: Gives(Queues, "A page of queues.")}, tag=_TAG)
+async def list_queues(request: AnyRequest, cursor: NameCursor = None, limit: ListLimit = LIST_LIMIT) -> Answer:
+    """List queues by name, with their depths and settings."""
+    views = await queue_views(api_of(request), after=cursor, limit=limit + 1)
+    return answer(Queues(*page_of(views, limit, lambda view: view.name)))
 
 
 @operation(
@@ -108,14 +120,16 @@ async def queue_view(api: Api, name: str) -> QueueView:
     return found[0]
 
 
-async def queue_views(api: Api, name: str | None = None) -> list[QueueView]:
-    """Return queues with their depths."""
+async def queue_views(
+    api: Api, name: str | None = None, *, after: str | None = None, limit: int | None = None
+) -> list[QueueView]:
+    """Return queues by name with their depths, all of them or so many after a name."""
     counts: dict[str, list[dict[str, Any]]] = {}
     for row in await api.call(calls_rest.QUEUE_COUNTS):
         if name is None or row["queue"] == name:
             counts.setdefault(row["queue"], []).append(row)
     views = []
-    for row in await api.call(calls_rest.QUEUES_NAMED, names=list(counts)):
+    for row in await api.call(calls_rest.QUEUES_NAMED, names=list(counts), after=after, limit=limit):
         parts = counts[row["name"]]
         row["depth"] = Depth(**{count: sum(part[count] for part in parts) for count in _COUNTS})
         row["priorities"] = [

@@ -10,14 +10,18 @@ from litestar.params import PathParameter, QueryParameter
 from pgqueue import calls_rest, calls_time
 from pgqueue.api.core import Api
 from pgqueue.api.exchange import (
+    LIST_LIMIT,
     Answer,
     AnyRequest,
+    ListLimit,
+    NameCursor,
     answer,
     api_of,
     check_json,
     moment_of,
     moment_parameter,
     own_path,
+    page_of,
     read_body,
 )
 from pgqueue.api.guard import identity_of
@@ -38,14 +42,14 @@ _encode: Final = msgspec.json.Encoder().encode
 Name = Annotated[str, PathParameter(pattern=r"^[^\x00]+$", max_length=128)]
 
 
-@operation(HttpMethod.GET, "/schedules", needs="read", gives={200: Gives(Schedules, "All schedules.")}, tag=_TAG)
-async def list_schedules(request: AnyRequest) -> Answer:
+@operation(HttpMethod.GET, "/schedules", needs="read", gives={200: Gives(Schedules, "A page of schedules.")}, tag=_TAG)
+async def list_schedules(request: AnyRequest, cursor: NameCursor = None, limit: ListLimit = LIST_LIMIT) -> Answer:
     """List schedules by name."""
     api = api_of(request)
-    views = await schedule_views(api, None)
+    views = await schedule_views(api, after=cursor, limit=limit + 1)
     for view in views:
         view.payload = redact(view.payload, api.config.secrets)
-    return answer(Schedules(views))
+    return answer(Schedules(*page_of(views, limit, lambda view: view.name)))
 
 
 @operation(
@@ -147,9 +151,12 @@ async def preview_schedule(
     return answer(Preview(schedule_name, describe(view.cron, view.timezone), view.timezone, times, local))
 
 
-async def schedule_views(api: Api, name: str | None = None) -> list[ScheduleView]:
-    """Return schedules by name, or the one of a name."""
-    views = [_view(row) for row in await api.call(calls_rest.SCHEDULE_ROWS, name=name)]
+async def schedule_views(
+    api: Api, name: str | None = None, *, after: str | None = None, limit: int = 10_000
+) -> list[ScheduleView]:
+    """Return schedules by name, so many after a name, or the one of a name."""
+    rows = await api.call(calls_rest.SCHEDULE_ROWS, name=name, after=after, limit=limit)
+    views = [_view(row) for row in rows]
     for view in views:
         view.words = _words(view)
         if view.next_run_at is None and view.enabled and view.last_error is None:

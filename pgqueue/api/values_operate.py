@@ -23,6 +23,8 @@ from pgqueue.api.values import (
     no_json,
 )
 
+NextCursor = Annotated[str | None, Meta(description="The cursor of the next page; null: this was the last.")]
+
 # Queues ---------------------------------------------------------------------------------------------------------------
 
 TtlMs = Annotated[float, Meta(gt=0)]
@@ -71,9 +73,10 @@ class QueueView(msgspec.Struct, kw_only=True):
 
 
 class Queues(msgspec.Struct):
-    """All queues that have a row or have had a job."""
+    """A page of the queues that have a row or have had a job, by name."""
 
     items: list[QueueView]
+    next_cursor: NextCursor
 
 
 class QueueChange(msgspec.Struct, forbid_unknown_fields=True):
@@ -138,9 +141,10 @@ class WorkerView(msgspec.Struct, kw_only=True):
 
 
 class Workers(msgspec.Struct):
-    """Workers, the oldest first."""
+    """A page of workers, the oldest first."""
 
     items: list[WorkerView]
+    next_cursor: NextCursor
 
 
 class Rates(msgspec.Struct):
@@ -223,9 +227,10 @@ class KeyView(msgspec.Struct, kw_only=True):
 
 
 class Keys(msgspec.Struct):
-    """All keys, also those that are revoked or expired."""
+    """A page of keys by name, also of those that are revoked or expired."""
 
     items: list[KeyView]
+    next_cursor: NextCursor
 
 
 class MadeKey(msgspec.Struct):
@@ -295,9 +300,10 @@ class ScheduleView(msgspec.Struct, kw_only=True):
 
 
 class Schedules(msgspec.Struct):
-    """All schedules by name."""
+    """A page of schedules by name."""
 
     items: list[ScheduleView]
+    next_cursor: NextCursor
 
 
 class Fired(msgspec.Struct):

@@ -1,24 +1,37 @@
 """/workers and /stats."""
 
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import QueryParameter
 
 from pgqueue import calls_rest
-from pgqueue.api.exchange import Answer, AnyRequest, answer, api_of
+from pgqueue.api.core import Api
+from pgqueue.api.exchange import LIST_LIMIT, Answer, AnyRequest, ListLimit, answer, api_of, page_of
 from pgqueue.api.openapi import Gives, HttpMethod, operation
 from pgqueue.api.queues import oldest
 from pgqueue.api.values_operate import Alert, Depth, Rates, Stats, Workers, WorkerView
 
 _TAG: Final = "workers"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: When the last one started, in microseconds, and its id: no time in text, whose + a link would lose.
+_CURSOR: Final = r"^[0-9]{1,17}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 
-@operation(HttpMethod.GET, "/workers", needs="read", gives={200: Gives(Workers, "All workers.")}, tag=_TAG)
-async def list_workers(request: AnyRequest) -> Answer:
+@operation(HttpMethod.GET, "/workers", needs="read", gives={200: Gives(Workers, "A page of workers.")}, tag=_TAG)
+async def list_workers(
+    request: AnyRequest,
+    cursor: Annotated[
+        str | None, QueryParameter(description="next_cursor of the page before.", pattern=_CURSOR)
+    ] = None,
+    limit: ListLimit = LIST_LIMIT,
+) -> Answer:
     """List worker processes, also those that stopped within a day, the oldest first."""
-    rows = await api_of(request).call(calls_rest.WORKER_ROWS)
-    return answer(Workers([msgspec.convert(row, WorkerView) for row in rows]))
+    rows = await worker_rows(api_of(request), cursor, limit + 1)
+    views = [msgspec.convert(row, WorkerView) for row in rows]
+    return answer(Workers(*page_of(views, limit, _cursor_of)))
 
 
 @operation(HttpMethod.GET, "/stats", needs="read", gives={200: Gives(Stats, "The state of the queue.")}, tag=_TAG)
@@ -38,6 +51,20 @@ async def get_stats(request: AnyRequest) -> Answer:
             alerts=[msgspec.convert(alert, Alert) for alert in await api.call(calls_rest.ALERTS)],
         )
     )
+
+
+async def worker_rows(api: Api, cursor: str | None, limit: int) -> list[dict[str, Any]]:
+    """Return so many workers after the one of a cursor, the oldest first."""
+    after = after_id = None
+    if cursor is not None:
+        started, _, after_id = cursor.partition("-")
+        after = _EPOCH + timedelta(microseconds=int(started))
+    rows: list[dict[str, Any]] = await api.call(calls_rest.WORKER_ROWS, after=after, after_id=after_id, limit=limit)
+    return rows
+
+
+def _cursor_of(worker: WorkerView) -> str:
+    return f"{(worker.started_at - _EPOCH) // timedelta(microseconds=1)}-{worker.worker_id}"
 
 
 ROUTES: Final[list[HTTPRouteHandler]] = [list_workers, get_stats]

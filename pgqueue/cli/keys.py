@@ -72,7 +72,7 @@ def list_keys(door: Door) -> None:
     from pgqueue import calling, calls_rest
 
     with door.connection() as connection:
-        rows = calling.run(connection, calls_rest.KEYS)
+        rows = calling.run(connection, calls_rest.KEYS, after=None, limit=None)
     if door.as_json:
         print_json(rows)
         return

@@ -247,3 +247,61 @@ def test_health_says_what_is_missing(make_api: MakeApi, connection: psycopg.Conn
     wait_until(lambda: full.get("/health/ready").status_code == 503, 9)
     connection.execute("alter function pgqueue.elsewhere(text, integer, interval, boolean) rename to sweep_step")
     wait_until(lambda: full.get("/health/ready").status_code == 200, 10)
+
+
+def all_pages(api: Api, path: str, limit: int) -> list[list[dict[str, Any]]]:
+    """Return the pages of a list, as a client that follows next_cursor sees them."""
+    pages = []
+    query: dict[str, str | int] = {"limit": limit}
+    while True:
+        page = api.get(path, params=query).json()
+        pages.append(page["items"])
+        if page["next_cursor"] is None:
+            return pages
+        query["cursor"] = page["next_cursor"]
+
+
+@pytest.mark.parametrize("path", ["/queues", "/schedules", "/workers", "/admin/keys"])
+def test_every_list_pages_by_cursor(api: Api, connection: psycopg.Connection[Any], path: str) -> None:
+    names = sorted(f"{letter} {number}" for letter in "Aaäb+" for number in range(2))
+    connection.execute("insert into pgqueue.queues (name) select unnest(%s::text[])", [names])
+    connection.execute(
+        "insert into pgqueue.schedules (name, cron, job_type) select n, '@daily', 'a' from unnest(%s::text[]) n",
+        [names],
+    )
+    connection.execute(
+        "select pgqueue.worker_started(gen_random_uuid(), n, 'here', 1, null, null, null, null, 1, '0')"
+        " from unnest(%s::text[]) n",
+        [names],
+    )
+    connection.execute(
+        "select pgqueue.create_key(n, sha256(convert_to(n, 'utf8')), 'p', '{read,admin}', null, null)"
+        " from unnest(%s::text[]) n",
+        [names],
+    )
+    api.headers["Authorization"] = f"Bearer {names[0]}"
+    key = "worker_id" if path == "/workers" else "name"
+    whole = api.get(path).json()
+    assert whole["next_cursor"] is None
+    wanted = [one[key] for one in whole["items"]]
+    assert len(set(wanted)) == len(names)
+    for limit in (1, 3, len(names)):
+        pages = all_pages(api, path, limit)
+        assert [one[key] for page in pages for one in page] == wanted
+        assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
+    for query in ("limit=0", "limit=1001", "cursor=%00", "limit=x"):
+        problem(api.get(f"{path}?{query}"), 422, "invalid-request")
+
+
+def test_a_page_of_workers_goes_on_after_one_that_is_gone(api: Api, connection: psycopg.Connection[Any]) -> None:
+    connection.execute(
+        "select pgqueue.worker_started(gen_random_uuid(), n::text, 'here', 1, null, null, null, null, 1, '0')"
+        " from generate_series(1, 3) n"
+    )
+    wanted = [one["worker_id"] for one in api.get("/workers").json()["items"]]
+    first = api.get("/workers?limit=1").json()
+    connection.execute("delete from pgqueue.workers where worker_id = %s", [wanted[0]])
+    rest = api.get("/workers", params={"cursor": first["next_cursor"]}).json()
+    assert [one["worker_id"] for one in rest["items"]] == wanted[1:]
+    for cursor in ("x", wanted[1], f"9-{wanted[1]}-", "9" * 18 + f"-{wanted[1]}"):
+        assert api.get("/workers", params={"cursor": cursor}).status_code in (200, 422)

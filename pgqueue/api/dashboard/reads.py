@@ -13,6 +13,7 @@ from pgqueue.api.core import Api
 from pgqueue.api.dashboard.reading import Reading
 from pgqueue.api.queues import queue_views
 from pgqueue.api.values_operate import QueueView
+from pgqueue.api.workers import worker_rows
 from pgqueue.counts import LIMITS
 from pgqueue.job import PRIORITIES
 
@@ -21,6 +22,7 @@ T = TypeVar("T")
 _PACE_OVER: Final = 300.0
 HISTORY_OVER: Final = 900.0
 _POINTS: Final = 60
+_WORKERS: Final = 5000
 _LONGEST: Final = 5.0
 DEAD_LETTERS_COUNTED: Final = 10_000
 
@@ -62,7 +64,7 @@ class Reads:
 
     async def workers(self) -> list[dict[str, Any]]:
         """Return worker processes."""
-        return await self._keep("workers", 1.0, lambda: self._api.call(calls_rest.WORKER_ROWS))
+        return await self._keep("workers", 1.0, lambda: worker_rows(self._api, None, _WORKERS))
 
     async def alerts(self) -> list[dict[str, Any]]:
         """Return what is wrong."""
