@@ -32,12 +32,16 @@ _PATIENCE: Final = 10.0
 class Alerts:
     """Calls the sweep's steps `measure`, every 2 s (4 s when `calm`), and `alerts`, every 10 s; one at a time works."""
 
-    def __init__(self, *, one_machine: bool = False) -> None:
-        """Both are due at once. `one_machine`: the database is embedded, so a second worker would fail with it."""
+    def __init__(self, *, one_machine: bool = False, first_after: float = 5.0) -> None:
+        """Rules are first evaluated after so many seconds: whoever has just started does first what jobs wait for.
+
+        `one_machine`: the database is embedded, so a second worker would fail with it.
+        """
         self._one_machine = one_machine
         #: No sweep has moved anything for a while.
         self.calm = False
-        self._measured_at = self._evaluated_at = -math.inf
+        self._measured_at = -math.inf
+        self._evaluated_at = time.monotonic() - _EVALUATE_EVERY + first_after
         self._event = 0
 
     @property

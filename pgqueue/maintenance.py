@@ -30,6 +30,7 @@ class Partitions(Service):
         super().__init__()
         self.interval = PARTITIONS_AGAIN
         self._open = (dsn, settings, "pgqueue partitions")
+        self._just_started = True
 
     async def step(self) -> bool:
         """Do one thing at a time, so that its locks are short, until nothing is left to do. Raises a PgqueueError."""
@@ -40,6 +41,10 @@ class Partitions(Service):
             while actions := {action for _, action in await link.call(calls_time.MAINTAIN_PARTITIONS, max_actions=1)}:
                 if not actions & {"made", "dropped", "archived"}:
                     break
+            if self._just_started:
+                # Not with the first turn: what a process owes at once is partitions.
+                self._just_started = False
+                return False
             await link.call(calls_time.ANALYSE)
         except PgqueueError as exc:
             with suppress(PgqueueError):

@@ -561,7 +561,7 @@ create table pgqueue.sweep_state (
   claims_swept_to timestamptz not null default '-infinity',
   timeouts_swept_to timestamptz not null default '-infinity',
   due_swept_to timestamptz not null default '-infinity',
-  full_sweep_at timestamptz not null default '-infinity',
+  full_sweep_at timestamptz not null default pgqueue.clock(),
   soft_counted_at timestamptz not null default '-infinity',
   key_queue text not null default '',
   key_name text not null default '',

@@ -139,7 +139,7 @@ def _evaluate(database: str, *, one_machine: bool = False) -> None:
 
     async def main() -> None:
         link = Link(database, Settings.load(env={}, dsn=database), "test")
-        await Alerts(one_machine=one_machine).step(link)
+        await Alerts(one_machine=one_machine, first_after=0).step(link)
         link.close()
 
     asyncio.run(main())

@@ -341,8 +341,11 @@ def test_of_many_sweepers_one_does_the_work(database: str, connection: Session) 
     assert 4 <= len(turns) <= 4 / (0.2 * 0.8) + 2
 
 
-def test_partitions_are_made_dropped_and_analysed_by_the_service(q: Verbs, database: str) -> None:
+def test_partitions_are_made_dropped_and_analysed_by_the_service(
+    q: Verbs, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     q.advance(days=200)
+    monkeypatch.setattr("pgqueue.maintenance.PARTITIONS_AGAIN", 0.1)
     with at_work(Partitions(database, settings_of(database))):
         wait_until(lambda: q.rows("select from pgqueue.sweep_steps where step = 'analyse'"))
     assert q.value("select min(lower) from pgqueue.partition_list() where status = 'completed'") > NOW + timedelta(
