@@ -10,7 +10,8 @@ from msgspec import Meta, Raw
 from pgqueue import calls
 from pgqueue.api.exchange import Answer, AnyRequest, answer, api_of, moment_of, moment_parameter
 from pgqueue.api.guard import identity_of
-from pgqueue.api.jobs import Cursor, JobId, QueueFilter, TextFilter, TypeFilter, job_page, job_view
+from pgqueue.api.jobs import JobId, QueueFilter, TextFilter, TypeFilter, job_page, job_view
+from pgqueue.api.lists import JobCursor
 from pgqueue.api.openapi import Gives, HttpMethod, operation
 from pgqueue.api.values import JobPage, JobView, Moved
 from pgqueue.calling import Call
@@ -74,7 +75,7 @@ async def list_dead_letters(
     job_type: TypeFilter = None,
     producer: TextFilter = None,
     q: TextFilter = None,
-    cursor: Cursor = None,
+    cursor: JobCursor = None,
     limit: Annotated[int, QueryParameter(ge=1, le=200)] = 50,
 ) -> Answer:
     """List dead letters with the errors of their last attempts, the newest jobs first."""

@@ -3,12 +3,12 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from hashlib import blake2b
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -32,23 +32,10 @@ _SUSPECT: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 _UNSTORABLE: Final = re.compile("[\\x00\\ud800-\\udfff]")
 
 
-#: So few are in most lists of names that a page has them all.
-LIST_LIMIT: Final = 1000
-ListLimit: TypeAlias = Annotated[int, QueryParameter(ge=1, le=1000)]
-NameCursor: TypeAlias = Annotated[
-    str | None, QueryParameter(description="next_cursor of the page before.", pattern=r"^[^\x00]*$", max_length=256)
-]
-
-
 def api_of(request: AnyRequest) -> Api:
     """Return the API that a request came to."""
     api: Api = request.app.state.pgqueue
     return api
-
-
-def page_of(found: list[T], limit: int, cursor_of: Callable[[T], str]) -> tuple[list[T], str | None]:
-    """Return `limit` of what was found, one more if there was, and the cursor of the next page or None."""
-    return found[:limit], cursor_of(found[limit - 1]) if len(found) > limit else None
 
 
 async def read_body(request: AnyRequest, decoder: "msgspec.json.Decoder[T]") -> T:

@@ -26,6 +26,7 @@ from pgqueue.api.exchange import (
     read_body,
 )
 from pgqueue.api.guard import identity_of
+from pgqueue.api.lists import JobCursor, Limit, page_of
 from pgqueue.api.openapi import Gives, HttpMethod, operation
 from pgqueue.api.problems import (
     BodyTooLarge,
@@ -78,7 +79,6 @@ TextFilter = Annotated[str | None, QueryParameter(pattern=r"^[^\x00]*$", max_len
 QueueFilter = Annotated[str | None, QueryParameter(name="queue", pattern=r"^[^\x00]*$", max_length=256)]
 TypeFilter = Annotated[str | None, QueryParameter(name="type", pattern=r"^[^\x00]*$", max_length=256)]
 Wait = Annotated[float, QueryParameter(ge=0, le=60, description="Seconds to wait for the job's end.")]
-Cursor = Annotated[UUID | None, QueryParameter(description="next_cursor of the page before.")]
 
 
 @operation(
@@ -190,8 +190,8 @@ async def list_jobs(
             description="Text in ids, names, keys, errors or payloads.", pattern=r"^[^\x00]*$", max_length=256
         ),
     ] = None,
-    cursor: Cursor = None,
-    limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
+    cursor: JobCursor = None,
+    limit: Limit = 50,
 ) -> Answer:
     """List jobs, the newest first.
 
@@ -262,10 +262,10 @@ async def job_page(
     items = [_view(row) for row in rows]
     for item in items:
         item.payload = redact(item.payload, api.config.secrets)
-    if len(items) > limit:
-        return JobPage(items[:limit], items[limit - 1].job_id)
-    following = None
-    if look.parts != look.wanted or any(value is not None for value in (queue, job_type, producer_id, search)):
+    items, following = page_of(items, limit, lambda item: item.job_id)
+    if following is None and (
+        look.parts != look.wanted or any(value is not None for value in (queue, job_type, producer_id, search))
+    ):
         last = await api.call(calls_rest.LAST_LOOKED_AT, **chosen)
         following = None if last is None else UUID(last)
     return JobPage(items, following)

@@ -8,18 +8,9 @@ from litestar.params import PathParameter
 
 from pgqueue import calls_rest
 from pgqueue.api.access import new_key
-from pgqueue.api.exchange import (
-    LIST_LIMIT,
-    Answer,
-    AnyRequest,
-    ListLimit,
-    NameCursor,
-    answer,
-    api_of,
-    page_of,
-    read_body,
-)
+from pgqueue.api.exchange import Answer, AnyRequest, answer, api_of, read_body
 from pgqueue.api.guard import identity_of
+from pgqueue.api.lists import NAMES, Limit, NameCursor, page_of
 from pgqueue.api.openapi import Gives, HttpMethod, operation
 from pgqueue.api.problems import NotFound
 from pgqueue.api.values_operate import Keys, KeyView, MadeKey, NewKey, Revoked
@@ -30,7 +21,7 @@ _new_key: Final = msgspec.json.Decoder(NewKey)
 
 
 @operation(HttpMethod.GET, "/admin/keys", needs="admin", gives={200: Gives(Keys, "A page of keys.")}, tag=_TAG)
-async def list_keys(request: AnyRequest, cursor: NameCursor = None, limit: ListLimit = LIST_LIMIT) -> Answer:
+async def list_keys(request: AnyRequest, cursor: NameCursor = None, limit: Limit = NAMES) -> Answer:
     """List API keys by name."""
     rows = await api_of(request).call(calls_rest.KEYS, after=cursor, limit=limit + 1)
     views = [msgspec.convert(row, KeyView) for row in rows]

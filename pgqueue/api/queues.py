@@ -9,19 +9,9 @@ from msgspec import UNSET
 
 from pgqueue import calls, calls_rest
 from pgqueue.api.core import Api
-from pgqueue.api.exchange import (
-    LIST_LIMIT,
-    Answer,
-    AnyRequest,
-    ListLimit,
-    NameCursor,
-    answer,
-    answer_with_etag,
-    api_of,
-    page_of,
-    read_body,
-)
+from pgqueue.api.exchange import Answer, AnyRequest, answer, answer_with_etag, api_of, read_body
 from pgqueue.api.guard import identity_of
+from pgqueue.api.lists import NAMES, Limit, NameCursor, page_of
 from pgqueue.api.openapi import Gives, HttpMethod, operation
 from pgqueue.api.problems import Fault, Invalid, NotFound
 from pgqueue.api.values_operate import Depth, Paused, PriorityDepth, QueueChange, Queues, QueueView
@@ -34,7 +24,7 @@ Name = Annotated[str, PathParameter(pattern=r"^[^\x00]+$", max_length=63)]
 
 
 @operation(HttpMethod.GET, "/queues", needs="read", gives={200: Gives(Queues, "A page of queues.")}, tag=_TAG)
-async def list_queues(request: AnyRequest, cursor: NameCursor = None, limit: ListLimit = LIST_LIMIT) -> Answer:
+async def list_queues(request: AnyRequest, cursor: NameCursor = None, limit: Limit = NAMES) -> Answer:
     """List queues by name, with their depths and settings."""
     views = await queue_views(api_of(request), after=cursor, limit=limit + 1)
     return answer(Queues(*page_of(views, limit, lambda view: view.name)))

@@ -10,21 +10,18 @@ from litestar.params import PathParameter, QueryParameter
 from pgqueue import calls_rest, calls_time
 from pgqueue.api.core import Api
 from pgqueue.api.exchange import (
-    LIST_LIMIT,
     Answer,
     AnyRequest,
-    ListLimit,
-    NameCursor,
     answer,
     api_of,
     check_json,
     moment_of,
     moment_parameter,
     own_path,
-    page_of,
     read_body,
 )
 from pgqueue.api.guard import identity_of
+from pgqueue.api.lists import NAMES, Limit, NameCursor, page_of
 from pgqueue.api.openapi import Gives, HttpMethod, operation
 from pgqueue.api.problems import NotFound
 from pgqueue.api.redaction import redact
@@ -43,7 +40,7 @@ Name = Annotated[str, PathParameter(pattern=r"^[^\x00]+$", max_length=128)]
 
 
 @operation(HttpMethod.GET, "/schedules", needs="read", gives={200: Gives(Schedules, "A page of schedules.")}, tag=_TAG)
-async def list_schedules(request: AnyRequest, cursor: NameCursor = None, limit: ListLimit = LIST_LIMIT) -> Answer:
+async def list_schedules(request: AnyRequest, cursor: NameCursor = None, limit: Limit = NAMES) -> Answer:
     """List schedules by name."""
     api = api_of(request)
     views = await schedule_views(api, after=cursor, limit=limit + 1)

@@ -168,11 +168,14 @@ class EnqueuedBatch(msgspec.Struct):
     duplicates: int
 
 
+NEXT_PAGE: Final = Meta(description="The cursor of the next page; null: this was the last.")
+
+
 class JobPage(msgspec.Struct):
     """A page of jobs, the newest first. It may be short, even empty: go on while there is next_cursor."""
 
     items: list[JobView]
-    next_cursor: Annotated[UUID | None, Meta(description="The cursor of the next page; null: this was the last.")]
+    next_cursor: Annotated[UUID | None, NEXT_PAGE]
 
 
 class JobResult(msgspec.Struct, kw_only=True):

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, UnsetType
 
 from pgqueue.api.values import (
+    NEXT_PAGE,
     PLAIN,
     Instant,
     JobType,
@@ -23,7 +24,7 @@ from pgqueue.api.values import (
     no_json,
 )
 
-NextCursor = Annotated[str | None, Meta(description="The cursor of the next page; null: this was the last.")]
+NextCursor = Annotated[str | None, NEXT_PAGE]
 
 # Queues ---------------------------------------------------------------------------------------------------------------
 

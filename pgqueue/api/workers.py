@@ -1,33 +1,25 @@
 """/workers and /stats."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import QueryParameter
 
 from pgqueue import calls_rest
 from pgqueue.api.core import Api
-from pgqueue.api.exchange import LIST_LIMIT, Answer, AnyRequest, ListLimit, answer, api_of, page_of
+from pgqueue.api.exchange import Answer, AnyRequest, answer, api_of
+from pgqueue.api.lists import NAMES, Limit, WorkerCursor, page_of
 from pgqueue.api.openapi import Gives, HttpMethod, operation
 from pgqueue.api.queues import oldest
 from pgqueue.api.values_operate import Alert, Depth, Rates, Stats, Workers, WorkerView
 
 _TAG: Final = "workers"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: When the last one started, in microseconds, and its id: no time in text, whose + a link would lose.
-_CURSOR: Final = r"^[0-9]{1,17}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 
 @operation(HttpMethod.GET, "/workers", needs="read", gives={200: Gives(Workers, "A page of workers.")}, tag=_TAG)
-async def list_workers(
-    request: AnyRequest,
-    cursor: Annotated[
-        str | None, QueryParameter(description="next_cursor of the page before.", pattern=_CURSOR)
-    ] = None,
-    limit: ListLimit = LIST_LIMIT,
-) -> Answer:
+async def list_workers(request: AnyRequest, cursor: WorkerCursor = None, limit: Limit = NAMES) -> Answer:
     """List worker processes, also those that stopped within a day, the oldest first."""
     rows = await worker_rows(api_of(request), cursor, limit + 1)
     views = [msgspec.convert(row, WorkerView) for row in rows]
