@@ -100,8 +100,7 @@ def is_local(host: str | None) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _names_this_machine(host: str) -> bool:
     """Say whether a Host header names this machine and not a site that resolves to it."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    name = name.strip("[]").lower()
+    name = _without_port(host).lower()
     return name == "localhost" or name.endswith(".localhost") or is_local_address(name)
 
 
@@ -187,7 +186,7 @@ class Access:
         if (
             peer
             and _address(peer[0]) is not None
-            and not (_names_this_machine(host) or host.partition(":")[0] in self._hosts)
+            and not (_names_this_machine(host) or _without_port(host) in self._hosts)
         ):
             raise CrossSite(f"without any key requests must name this machine, not {host!r}, as their host")
         if scope["method"] not in _SAFE and headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
@@ -236,13 +235,15 @@ def _asked_for(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[str]:
 
 
 def _is_here(node: str) -> bool:
-    """Say whether what a proxy names, an address with or without a port, is this machine; a made-up name is not."""
-    node = node.strip()
+    """Say whether what a proxy names is this machine; a made-up name is not."""
+    return is_local_address(_without_port(node.strip()))
+
+
+def _without_port(node: str) -> str:
+    """Return the name or address of HOST, HOST:PORT or [ADDRESS]:PORT; a bare IPv6 address is one."""
     if node.startswith("["):
-        node = node[1:].partition("]")[0]
-    elif node.count(":") == 1:
-        node = node.partition(":")[0]
-    return is_local_address(node)
+        return node[1:].partition("]")[0]
+    return node.partition(":")[0] if node.count(":") == 1 else node
 
 
 def _bearer(authorization: bytes | None, x_api_key: bytes | None) -> str | None:

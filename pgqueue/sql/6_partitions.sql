@@ -174,6 +174,22 @@ exception when lock_not_available then
 end $$;
 comment on function pgqueue.make_partition is 'Makes the partition of a span of time for one final status.';
 
+create function pgqueue.make_default_partition(status text) returns text
+  language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms'
+  as $$
+declare
+  parent constant text := 'jobs_' || status;
+begin
+  execute format('create table pgqueue.%I (like pgqueue.%I including all)', parent || '_default', parent);
+  perform pgqueue.keep_few_statistics(format('pgqueue.%I', parent || '_default')::regclass);
+  execute format('alter table pgqueue.%I attach partition pgqueue.%I default', parent, parent || '_default');
+  perform pgqueue.grant_roles();
+  return 'made';
+exception when lock_not_available then
+  return 'busy';
+end $$;
+comment on function pgqueue.make_default_partition is 'Makes the default partition of one final status where somebody dropped it.';
+
 create function pgqueue.drop_partition(partition text, status text) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '50ms'
   as $$
@@ -227,6 +243,13 @@ begin
     select * from (values ('completed', 'day', interval '24 hours', interval '168 hours'), ('cancelled', 'day', '24 hours', '168 hours'),
                           ('dead_letter', 'week', '168 hours', '504 hours')) v(status, unit, step, ahead)
   loop
+    partition := 'jobs_' || p.status || '_default';
+    if to_regclass('pgqueue.' || quote_ident(partition)) is null then
+      action := pgqueue.make_default_partition(p.status);
+      acted := acted + (action = 'made')::int;
+      return next;
+      continue when action = 'busy';
+    end if;
     lower := date_trunc(p.unit, pgqueue.clock(), 'UTC');
     while lower < pgqueue.clock() + p.ahead and acted < coalesce(max_actions, 10000) loop
       partition := 'jobs_' || p.status || '_' || to_char(lower at time zone 'UTC', 'YYYYMMDD');

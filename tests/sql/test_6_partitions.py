@@ -112,6 +112,24 @@ def test_a_missing_partition_stops_nobody_and_its_rows_are_moved_there(q: Verbs,
 
 
 @pytest.mark.parametrize("status", ENDS)
+def test_a_dropped_default_partition_is_made_again(q: Verbs, status: str) -> None:
+    columns = "select attname, attstattarget from pg_attribute where attrelid = %s::regclass and attnum > 0 order by 1"
+    rights = "select relacl::text from pg_class where oid = %s::regclass"
+    default = f"pgqueue.jobs_{status}_default"
+    before = q.rows(columns, [default]), q.rows(rights, [default])
+    for name in partitions(q, status):
+        q.session.execute(f"drop table pgqueue.{name}".encode())
+    q.freeze(NOON)
+    assert (f"jobs_{status}_default", "made") in maintain(q)
+    assert (q.rows(columns, [default]), q.rows(rights, [default])) == before
+    today = ended(q, status)
+    q.freeze(NOON + timedelta(days=100))
+    later = ended(q, status)
+    assert q.where(today).startswith(f"pgqueue.jobs_{status}_2027")
+    assert q.where(later) == default
+
+
+@pytest.mark.parametrize("status", ENDS)
 def test_who_reads_while_rows_are_moved_to_their_partition_finds_them(q: Verbs, connect: Connect, status: str) -> None:
     for name in partitions(q, status):
         if not name.endswith("default"):
