@@ -1,5 +1,6 @@
 """The supervisor: keeps several processes of the same command alive, restarts those that die, and ends with them."""
 
+import math
 import os
 import random
 import signal
@@ -57,6 +58,8 @@ class _Seat:
     started_at: float = 0.0
     start_at: float = 0.0
     pause: float = _SHORTEST
+    #: When it is killed, if it has been told to end.
+    kill_at: float = math.inf
 
 
 @dataclass(slots=True)
@@ -73,7 +76,6 @@ class Supervisor:
     watched: Iterable[Path] = ()
     _signals: int = 0
     _anew: bool = False
-    _kill_at: float = 0.0
     _seats: list[_Seat] = field(default_factory=list)
 
     def run(self) -> int:
@@ -94,25 +96,27 @@ class Supervisor:
     def _run(self, lifeline: int) -> int:
         changes = _Changes(self.watched)
         codes = [0] * self.count
+        told = 0
         while True:
             now = time.monotonic()
+            while told < self._signals:
+                told += 1
+                self._end_all(self.grace if told == 1 else 0.0)
             for seat in self._seats:
                 if seat.process is None:
-                    if not self._signals and now >= seat.start_at:
+                    if not told and now >= seat.start_at:
                         self._start(seat, lifeline)
                 elif (code := seat.process.poll()) is not None:
                     codes[seat.number] = code
                     self._ended(seat, code)
-            if self._signals:
-                alive = [seat.process for seat in self._seats if seat.process is not None]
-                if not alive:
+                elif now >= seat.kill_at:
+                    seat.process.kill()
+            if told:
+                if all(seat.process is None for seat in self._seats):
                     return max((abs(code) for code in codes), default=0) and 1
-                if now >= self._kill_at:
-                    for process in alive:
-                        process.kill()
             elif self._anew or changes.seen():
                 self._anew = False
-                self._tell(signal.SIGTERM)
+                self._end_all(self.grace)
                 for seat in self._seats:
                     # What kept it from starting may have been mended.
                     seat.start_at, seat.pause = now, _SHORTEST
@@ -129,7 +133,7 @@ class Supervisor:
         seat.started_at = time.monotonic()
 
     def _ended(self, seat: _Seat, code: int) -> None:
-        seat.process = None
+        seat.process, seat.kill_at = None, math.inf
         if self._signals:
             return
         now = time.monotonic()
@@ -141,15 +145,16 @@ class Supervisor:
         if code:
             _log.warning("a worker process ended; starting another", number=seat.number, code=code, pause=seat.pause)
 
-    def _tell(self, number: int) -> None:
+    def _end_all(self, grace: float) -> None:
+        kill_at = time.monotonic() + grace + _BEYOND_GRACE
         for seat in self._seats:
             if seat.process is not None:
-                seat.process.send_signal(number)
+                seat.process.send_signal(signal.SIGTERM)
+                seat.kill_at = min(seat.kill_at, kill_at)
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        # No more: it may come in the middle of a start.
         self._signals += 1
-        self._kill_at = time.monotonic() + _BEYOND_GRACE + (self.grace if self._signals == 1 else 0.0)
-        self._tell(signal.SIGTERM)
 
     def _on_anew(self, number: int, frame: FrameType | None) -> None:
         self._anew = True

@@ -225,6 +225,19 @@ def test_a_supervisor_replaces_the_dead_and_ends_with_all(app: App, database: st
         assert not any(_alive(pid) for pid in third)
 
 
+def test_a_worker_that_hangs_is_replaced_at_a_reload(app: App, database: str) -> None:
+    from tests.python.running import supervised_workers
+
+    def pids() -> set[int]:
+        return {row["pid"] for row in app.workers_sync() if row["status"] != "stopped" and _alive(row["pid"])}
+
+    with supervised_workers(database, count=2, PGQUEUE_GRACE="1") as supervisor:
+        first = eventually(lambda: len(pids()) == 2 and pids())
+        os.kill(min(first), signal.SIGSTOP)
+        supervisor.send(signal.SIGHUP)
+        eventually(lambda: len(pids()) == 2 and not pids() & first, within=60)
+
+
 def test_workers_do_not_outlive_a_killed_supervisor(app: App, database: str) -> None:
     from tests.python.running import supervised_workers
 

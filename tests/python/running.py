@@ -113,9 +113,9 @@ class WorkerProcess:
 
 
 @contextmanager
-def supervised_workers(dsn: str, count: int) -> Iterator[WorkerProcess]:
+def supervised_workers(dsn: str, count: int, **variables: str) -> Iterator[WorkerProcess]:
     """Worker processes under a supervisor."""
-    with worker_process(dsn, call=f"app.run_worker(processes={count})") as supervisor:
+    with worker_process(dsn, call=f"app.run_worker(processes={count})", **variables) as supervisor:
         yield supervisor
 
 
