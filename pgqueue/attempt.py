@@ -22,6 +22,8 @@ from pgqueue.errors import (
     Retry,
     Snooze,
     TaskSignal,
+    as_delay,
+    as_seconds,
 )
 from pgqueue.job import ClaimedJob, Job, NotJson, Services, encode_json
 from pgqueue.middleware import around, around_sync
@@ -34,6 +36,9 @@ _FRAMES: Final = 60
 #: Seconds from when it came here within which a job is begun or not at all: others may have been given it since.
 BEGIN_WITHIN: Final = 5.0
 _OURS: Final = (__file__, middleware.__file__)
+#: What a metaclass cannot put something else in the place of.
+_module_of: Final[Callable[[type], str]] = type.__dict__["__module__"].__get__
+_name_of: Final[Callable[[type], str]] = type.__dict__["__qualname__"].__get__
 
 
 class Interrupted(BaseException):
@@ -243,6 +248,13 @@ class Attempt(_Course, eq=False):
 
     def raised(self, exc: BaseException) -> Outcome:
         """Return the outcome of a task that raised."""
+        try:
+            return self._raised(exc)
+        except BaseException as fault:
+            # A class of the user's own whose attributes are missing, are no delays, or raise.
+            return self._failed(fault)
+
+    def _raised(self, exc: BaseException) -> Outcome:
         if self.stop is Stop.TIMEOUT:
             return self.timed_out()
         if isinstance(exc, (asyncio.CancelledError, Interrupted)):
@@ -259,13 +271,13 @@ class Attempt(_Course, eq=False):
     def _signalled(self, signal: TaskSignal) -> Outcome:
         match signal:
             case Snooze():
-                return Snoozed(signal.for_)
+                return Snoozed(as_delay("for_", signal.for_))
             case RateLimited():
-                return Throttled(signal.retry_after or 0.0)
+                return Throttled(as_delay("retry_after", signal.retry_after))
             case Cancel():
                 return Cancelled(self.record(signal))
             case Retry():
-                return Failed(self.record(signal), retryable=True, retry_in=signal.in_)
+                return Failed(self.record(signal), retryable=True, retry_in=as_seconds("in_", signal.in_))
             case _:
                 return self._failed(signal)
 
@@ -286,9 +298,8 @@ class Attempt(_Course, eq=False):
 def kind_of(exc: BaseException) -> str:
     """Return the name of an exception's class, with its module unless it is Python's or ours."""
     kind = type(exc)
-    if kind.__module__ in ("builtins", "pgqueue.errors"):
-        return kind.__qualname__
-    return storable(f"{kind.__module__}.{kind.__qualname__}")[:200]
+    module, name = _module_of(kind), _name_of(kind)
+    return name if module in ("builtins", "pgqueue.errors") else storable(f"{module}.{name}")[:200]
 
 
 def storable(text: str) -> str:
@@ -329,4 +340,4 @@ def _guarded(make: Callable[[], str]) -> str:
     try:
         return make()
     except BaseException as fault:
-        return f"(its text cannot be made: {type(fault).__name__})"
+        return f"(its text cannot be made: {kind_of(fault)})"

@@ -2,6 +2,7 @@
 
 import gc
 import re
+from collections.abc import Mapping
 from functools import partial
 from itertools import repeat, starmap
 from typing import Any, Final, NamedTuple, cast
@@ -153,12 +154,19 @@ HEARTBEAT: Final = Call(
     _beats,
     hot=True,
 )
+
+
+def _times_of_results(parameters: Mapping[str, Any]) -> float:
+    return 1.0 + sum(map(len, filter(None, parameters["results"]))) / (8 << 20)
+
+
 COMPLETE: Final = Call(
     "complete",
     """select pgqueue.complete(%(worker_id)s::uuid, %(job_ids)s::uuid[], %(attempts)s::int[],
                                %(results)s::jsonb[])""",
     column,
     hot=True,
+    times=_times_of_results,
 )
 #: What became of a job in the transaction that completed it: cancelled, if that was requested before.
 BECAME: Final = Call("became", "select status from pgqueue.job(%(job_id)s::uuid)", scalar, hot=True)
@@ -172,6 +180,7 @@ COMPLETE_AND_CLAIM: Final = Call(
          cross join lateral (select (r.claimed).*) c""",  # noqa: S608
     _completed_and_claimed,
     hot=True,
+    times=_times_of_results,
 )
 FAIL: Final = Call(
     "fail",

@@ -91,6 +91,17 @@ class Cron:
 
     def next(self, after: datetime) -> datetime:
         """Return the first firing after an instant, in UTC; raises InvalidJob when the calendar ends before."""
+        try:
+            moment = self._next(after)
+            # In its zone too: the end of the calendar is not at the same time everywhere.
+            moment.astimezone(self.zone)
+        except (OverflowError, ValueError):
+            raise InvalidJob(
+                f"cron {self.expression!r} has no time after {after.isoformat()}: the calendar ends", column="cron"
+            ) from None
+        return moment
+
+    def _next(self, after: datetime) -> datetime:
         if self._hourly:
             return self._next_in_real_time(after)
         for wall in self._after(_wall(after.astimezone(self.zone))):
@@ -108,7 +119,7 @@ class Cron:
         """Return the last `count` firings of `between`, in order, without going through all of them."""
         reach = timedelta(minutes=count)
         while True:
-            begin = max(after, until - reach)
+            begin = until - reach if reach < until - after else after
             fires = list(self.between(begin, until))
             if len(fires) >= count or begin == after:
                 return fires[-count:]
@@ -241,7 +252,7 @@ def _term(expression: str, term: str, span: Range) -> range:
     if second:
         high = _number(expression, second, span)
         # The week may end on a Sunday.
-        high = 7 if span.name == "weekday" and high == 0 else high
+        high = 7 if span.name == "weekday" and high == 0 < low else high
     if high < low:
         raise _wrong(expression, f"{term!r} ends before it begins")
     if step and not 1 <= int(step) <= span.high:

@@ -221,9 +221,7 @@ class Snooze(TaskSignal):
 
     def __init__(self, for_: float | timedelta, reason: str = "the task asked to be run later") -> None:
         super().__init__(reason)
-        seconds = as_seconds("for_", for_)
-        assert seconds is not None
-        self.for_ = seconds
+        self.for_ = as_delay("for_", for_)
 
 
 class Cancel(TaskSignal):
@@ -248,9 +246,7 @@ class RateLimited(TaskSignal):
 
     def __init__(self, retry_after: float | timedelta, reason: str = "rate limited") -> None:
         super().__init__(reason)
-        seconds = as_seconds("retry_after", retry_after)
-        assert seconds is not None
-        self.retry_after = seconds
+        self.retry_after: float = as_delay("retry_after", retry_after)
 
 
 LONGEST_DELAY = 100 * 365 * 86400.0
@@ -271,6 +267,14 @@ def as_seconds(name: str, value: float | timedelta | None) -> float | None:
         seconds = float(value) if abs(value) <= LONGEST_DELAY else LONGEST_DELAY * 2
     if not 0 <= seconds <= LONGEST_DELAY:
         raise InvalidJob(f"{name} is {value!r}; it must be from 0 seconds to 100 years")
+    return seconds
+
+
+def as_delay(name: str, value: float | timedelta | None) -> float:
+    """As as_seconds, of a delay that must be given."""
+    seconds = as_seconds(name, value)
+    if seconds is None:
+        raise InvalidJob(f"{name} is None; it must be seconds or a timedelta")
     return seconds
 
 
@@ -346,6 +350,9 @@ def from_db(exc: Exception) -> PgqueueError:
     if sqlstate == "23514" and not getattr(diagnostics, "constraint_name", None):
         # A partition was attached between the routing of a row and its check.
         kind = DatabaseConflict
+    elif sqlstate == "XX000" and getattr(diagnostics, "source_file", None) == "mcxt.c":
+        # A value that needs more memory than the server ever allocates for one.
+        kind = InvalidJob
     message = getattr(diagnostics, "message_primary", None) or getattr(exc, "message", None) or str(exc)
     column = getattr(diagnostics, "column_name", None)
     rule = getattr(diagnostics, "constraint_name", None)

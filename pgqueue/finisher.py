@@ -12,7 +12,7 @@ from pgqueue import calls
 from pgqueue.attempt import Cancelled, Completed, Failed, Outcome, Released, Settled, Snoozed, Throttled
 from pgqueue.calling import Call
 from pgqueue.connections import Link
-from pgqueue.errors import DatabaseError, InvalidJob, InvalidResult, PgqueueError
+from pgqueue.errors import DatabaseError, DuplicateJob, InvalidJob, InvalidResult, PgqueueError
 from pgqueue.held import Held
 from pgqueue.job import ClaimedJob
 from pgqueue.log import logger
@@ -23,6 +23,9 @@ _MOST_JOBS: Final = 500
 _MOST_BYTES: Final = 8 * 1024 * 1024
 #: So few completions are worth waiting for more, where that keeps nobody waiting.
 _FEW: Final = 25
+#: Results of so many bytes may be why a call failed; one that failed so often alone, while others got through, was.
+_LARGE: Final = 1024 * 1024
+_REFUSALS: Final = 3
 _PROGRESS_EVERY: Final = 0.2
 _SLOWEST_RETRY: Final = 1.0
 #: How long, in seconds, the retry of a job is put off at a time while a thread that did not stop still works on it.
@@ -68,6 +71,8 @@ class Finisher:
         self._fault: str | None = None
         self.along: Along | None = None
         self.counts: Counter[str] = Counter()
+        #: How often each large result failed by itself.
+        self._refusals: Counter[bytes] = Counter()
 
     def add(self, held: Held, outcome: Outcome) -> None:
         """Take an outcome to write."""
@@ -135,12 +140,18 @@ class Finisher:
         self._empty.clear()
         # By turns, since under load completions never end.
         while self.waiting:
+            fault = None
             if self._completed:
                 await self._gather()
-                await self._write_completed()
+                try:
+                    await self._write_completed()
+                except PgqueueError as exc:
+                    fault = exc
             if self._others:
                 await self._write_others(self._others[:_MOST_JOBS])
             await self._write_due_progress()
+            if fault is not None:
+                raise fault
         early = await self._write_due_progress()
         if early:
             asyncio.get_running_loop().call_later(early, self._work.set)
@@ -176,13 +187,28 @@ class Finisher:
     async def _write_completed(self) -> None:
         batch = self._completed[:_MOST_JOBS]
         results = _results(batch)
-        # Whatever the size of the first one.
-        while len(batch) > 1 and sum(map(len, filter(None, results))) > _MOST_BYTES:
-            batch = batch[: len(batch) // 2]
-            results = results[: len(batch)]
+        fitting = _fitting(results)
+        batch, results = batch[:fitting], results[:fitting]
         await self._write_progress(held.key for held in batch)
-        await self._complete(batch, results)
+        try:
+            await self._complete(batch, results)
+        except PgqueueError:
+            if len(results[0] or b"") > _LARGE:
+                await self._put_behind(batch[0])
+            raise
         del self._completed[: len(batch)]
+
+    async def _put_behind(self, held: Held) -> None:
+        """Let others go before what may be too large to get through in time; give it up when it was that often."""
+        self._completed.remove(held)
+        self._completed.append(held)
+        # It proves nothing while the database is away.
+        await self._link.call(calls.SCHEMA_VERSION)
+        self._refusals[held.key] += 1
+        if self._refusals[held.key] >= _REFUSALS:
+            del self._refusals[held.key]
+            self._completed.remove(held)
+            self._refused(held, InvalidJob("the database broke off, or did not answer in time, whenever it was sent"))
 
     async def _complete(self, batch: Sequence[Held], results: Sequence[bytes | None]) -> None:
         claimed = [held.claimed for held in batch]
@@ -248,8 +274,13 @@ class Finisher:
                     for ended in some:
                         await self._write_others([ended])
                     continue
+                held = some[0][0]
+                if kind is not Failed:
+                    self._others = [ended for ended in self._others if ended[0] is not held]
+                    self._others.append((held, held.raised(InvalidResult(f"the outcome is not storable: {exc}"))))
+                    continue
                 statuses = {}
-                _log.error("an outcome cannot be written", job_id=str(some[0][0].job.job_id), error=str(exc))
+                _log.error("an outcome cannot be written", job_id=str(held.job.job_id), error=str(exc))
             written = {id(held) for held, _ in some}
             self._others = [ended for ended in self._others if id(ended[0]) not in written]
             self.counts[kind.__name__.lower()] += len(some)
@@ -307,6 +338,19 @@ def _results(batch: Sequence[Held]) -> list[bytes | None]:
     return [outcome.result for outcome in outcomes]
 
 
+def _fitting(results: Sequence[bytes | None]) -> int:
+    """Return how many to send in one call: some megabytes of them, and a large one by itself, whatever its size."""
+    size = 0
+    for before, result in enumerate(results):
+        if result is not None:
+            size += len(result)
+            if before and (size > _MOST_BYTES or len(result) > _LARGE):
+                return before
+            if len(result) > _LARGE:
+                return 1
+    return len(results)
+
+
 def _columns(kind: type[Any], some: Sequence[Ended]) -> tuple[Call[Any], dict[str, object]]:
     """Return the call of a kind of outcome and its parameters beside ids and attempts."""
     outcomes: list[Any] = [outcome for _, outcome in some]
@@ -330,4 +374,4 @@ def _encoded(error: dict[str, Any]) -> bytes:
 
 def _is_about_a_job(exc: PgqueueError) -> bool:
     """Say whether the database took offence at a value rather than being unable to work."""
-    return isinstance(exc, InvalidJob) or type(exc) is DatabaseError
+    return isinstance(exc, (InvalidJob, DuplicateJob)) or type(exc) is DatabaseError

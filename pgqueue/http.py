@@ -26,7 +26,7 @@ from pgqueue.errors import as_seconds as seconds_of
 from pgqueue.http_wire import BROKEN, ApiRefused, Reply, Wire, pauses
 from pgqueue.job import EnqueuedJob, JobRow, NotJson, encode_json
 from pgqueue.tasks import EnqueueOptions
-from pgqueue.verbs import JobId, ended, given, id_text, instant, result_of, timeout_ms
+from pgqueue.verbs import JobId, check_mapping, ended, given, id_text, instant, result_of, timeout_ms
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,6 +145,7 @@ class Client:
         """Enqueue up to 10,000 jobs, all or none of them, and return one answer for each in the order given."""
         batch = []
         for index, one in enumerate(jobs):
+            check_mapping(index, one)
             fields = dict(one)
             fields.setdefault("job_type", fields.pop("type", None))
             if not isinstance(fields["job_type"], str):

@@ -50,6 +50,8 @@ def _writer() -> Callable[[object], str]:
 
 
 _write_json: Final = _writer()
+#: Of a jsonb value, and far below what a message to the server may have.
+MOST_JSON_BYTES: Final = 268_435_455
 _nul: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -63,8 +65,15 @@ def encode_json(value: object, name: str = "value") -> bytes:
     try:
         text = _write_json(value)
         encoded = text.encode()
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise NotJson(_fault(value, name) or f"{name} is not JSON: {exc}") from None
+    except Exception as exc:
+        # Containers of the user's own may raise anything, and do so again.
+        try:
+            fault = _fault(value, name)
+        except Exception:
+            fault = None
+        raise NotJson(fault or f"{name} is not JSON: {exc}") from None
+    if len(encoded) > MOST_JSON_BYTES:
+        raise NotJson(f"{name} has {len(encoded)} bytes of JSON, of which PostgreSQL stores {MOST_JSON_BYTES} at most")
     if "\\u0000" in text and _nul.search(text):
         raise NotJson(_fault(value, name) or f"{name} has a NUL character")
     return encoded

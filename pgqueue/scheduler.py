@@ -71,6 +71,10 @@ class Scheduler:
                 plans.append(_plan(row))
             except InvalidJob as exc:
                 failed[row["name"]] = str(exc)
+            except Exception as exc:
+                # Whatever is wrong with one, all others are to fire.
+                _log.exception("a schedule cannot be planned", schedule=row["name"])
+                failed[row["name"]] = f"{type(exc).__name__}: {exc}"
         fired = 0
         if plans:
             for name, jobs, problem in await link.call(

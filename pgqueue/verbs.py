@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -231,7 +231,7 @@ def many_parts(
     Parts are for plain jobs of one queue. For others the database takes locks, in an order of its own: of keys, and of
     queues with limits.
     """
-    if len(jobs) <= PART or not all(job.keys().isdisjoint(_LOOKED_UP) for job in jobs):
+    if len(jobs) <= PART or not all(isinstance(job, Mapping) and job.keys().isdisjoint(_LOOKED_UP) for job in jobs):
         return None
     job_types = [_type(job)[0] for job in jobs]
     if not all(isinstance(job_type, str) for job_type in job_types):
@@ -252,7 +252,7 @@ def many_parts(
 
 def _span(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
     """Return the trace context of one span for all of them."""
-    job_type = _type(jobs[0])[0] if jobs else None
+    job_type = _type(jobs[0])[0] if jobs and isinstance(jobs[0], Mapping) else None
     if not isinstance(job_type, str):
         return None
     return tracing.created(job_type, jobs[0].get("queue"), len(jobs))
@@ -261,6 +261,12 @@ def _span(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
 #: The keys of a job that are no options, by the key that its type has.
 _TYPED: Final = frozenset({"job_type", "payload"})
 _NAMED: Final = _TYPED | {"type"}
+
+
+def check_mapping(index: int, job: object) -> None:
+    """Refuse what does not describe a job with an InvalidJob."""
+    if not isinstance(job, Mapping):
+        raise InvalidJob(f"jobs[{index}] is {job!r:.200}; it must be a mapping with job_type, payload and options")
 
 
 def _type(job: Mapping[str, Any]) -> tuple[Any, frozenset[str]]:
@@ -283,6 +289,7 @@ def _arrays(
     # What a job has that says no more than its type, by type.
     usual: dict[str, Mapping[str, Any]] = {}
     for index, job in enumerate(jobs, first):
+        check_mapping(index, job)
         job_type, rest = _type(job)
         if not isinstance(job_type, str):
             raise InvalidJob(f"jobs[{index}] has no job_type", column="job_type")
@@ -369,14 +376,18 @@ def timeout_ms(timeout: float | timedelta | None) -> int | None:
 
 
 def instant(name: str, value: Any) -> Any:
-    """Return a datetime that names its zone, None for None; raises InvalidJob."""
+    """Return a moment in UTC, None for None; raises InvalidJob for what is no datetime or names no zone."""
     if value is None:
         return None
     if not isinstance(value, datetime):
         raise InvalidJob(f"{name} is {value!r}; it must be a datetime", column=name)
     if value.utcoffset() is None:
         raise InvalidJob(f"{name} is {value.isoformat()} without a time zone; give it one, such as UTC", column=name)
-    return value
+    try:
+        # PostgreSQL reads offsets up to 15:59 only.
+        return value.astimezone(UTC)
+    except OverflowError:
+        return value
 
 
 def id_text(job_id: JobId) -> str:

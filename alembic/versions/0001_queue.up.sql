@@ -276,9 +276,6 @@ create table pgqueue.jobs_dead_letter partition of pgqueue.jobs for values in ('
 -- Never holds a row: a status that has no partition comes here to be told what it should have been.
 create table pgqueue.jobs_unknown partition of pgqueue.jobs default;
 comment on table pgqueue.jobs_unknown is 'Always empty: it refuses jobs of an unknown status.';
-create index jobs_completed_job_id on pgqueue.jobs_completed (job_id);
-create index jobs_cancelled_job_id on pgqueue.jobs_cancelled (job_id);
-create index jobs_dead_letter_job_id on pgqueue.jobs_dead_letter (job_id);
 create table pgqueue.jobs_completed_default partition of pgqueue.jobs_completed default;
 create table pgqueue.jobs_cancelled_default partition of pgqueue.jobs_cancelled default;
 create table pgqueue.jobs_dead_letter_default partition of pgqueue.jobs_dead_letter default;
@@ -298,6 +295,23 @@ end $$;
 comment on function pgqueue.keep_few_statistics(regclass) is
   'Sets what ANALYZE keeps of a table of jobs, and of its partitions.';
 do $$ begin perform pgqueue.keep_few_statistics('pgqueue.jobs'); end $$;
+create function pgqueue.index_ids(jobs regclass) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  index constant text := (select c.relname from pg_class c where c.oid = jobs) || '_job_id';
+begin
+  -- Of the partition alone, since a unique index of all would need finished_at as well. It is what a subscriber knows rows
+  -- by: in a publication of all tables nobody can change rows of a table without such, and of one with generated columns
+  -- the whole row does not do.
+  execute format('create unique index %I on %s (job_id)', index, jobs);
+  execute format('alter table %s replica identity using index %I', jobs, index);
+end $$;
+comment on function pgqueue.index_ids(regclass) is 'Gives a partition of finished jobs its index of ids.';
+do $$ begin
+  perform pgqueue.index_ids(d::regclass)
+     from unnest(array['pgqueue.jobs_completed_default', 'pgqueue.jobs_cancelled_default', 'pgqueue.jobs_dead_letter_default']) d;
+end $$;
 comment on table pgqueue.jobs_completed is 'Completed jobs, a partition per day.';
 comment on table pgqueue.jobs_cancelled is 'Cancelled jobs, a partition per day.';
 comment on table pgqueue.jobs_dead_letter is 'Dead letters, a partition per week.';
@@ -471,6 +485,7 @@ create table pgqueue.idempotency_keys (
   expires_at timestamptz not null,
   constraint "idempotency_key is taken" unique nulls not distinct (producer_id, idempotency_key)
 );
+alter table pgqueue.idempotency_keys replica identity full;
 create index idempotency_keys_expires on pgqueue.idempotency_keys (expires_at);
 comment on table pgqueue.idempotency_keys is 'Which job a key stands for, until the key may be used again.';
 
@@ -491,6 +506,7 @@ create table pgqueue.claims (
 ) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 -- Compressed ids would cost a claim more than they save.
 alter table pgqueue.claims alter column job_ids set storage external;
+alter table pgqueue.claims replica identity full;
 create index claims_look_at on pgqueue.claims (look_at);
 create index claims_timeout_at on pgqueue.claims (timeout_at) where timeout_at is not null;
 comment on table pgqueue.claims is
@@ -522,6 +538,7 @@ create table pgqueue.lowered_cursors (
   priority smallint not null,
   seq bigint not null
 );
+alter table pgqueue.lowered_cursors replica identity full;
 create index lowered_cursors_seq on pgqueue.lowered_cursors (queue, priority, seq);
 comment on table pgqueue.lowered_cursors is
   'Jobs that became pending at an old seq since the last sweep. Only inserted into and taken away, so that nobody waits here.';
@@ -547,6 +564,7 @@ create table pgqueue.sweep_notes (
   queue text not null,
   ordering_key text
 );
+alter table pgqueue.sweep_notes replica identity full;
 create index sweep_notes_queue on pgqueue.sweep_notes (queue) where ordering_key is null;
 comment on table pgqueue.sweep_notes is
   'What writers ask the next sweep to look at: a new queue, or an ordering key that may have lost its head.';
@@ -727,8 +745,9 @@ create function pgqueue.jobs_arrived() returns trigger
 declare
   n record;
   part record;
-  -- An id made elsewhere may be of another version or of a finished job; one made by this statement cannot.
-  since constant timestamptz := statement_timestamp() - interval '250 ms';
+  -- An id made elsewhere may be of another version or of a finished job; one made by this statement, whose times are in
+  -- milliseconds, cannot.
+  since constant timestamptz := statement_timestamp() - interval '1 ms';
   first_id uuid;
   end_id uuid;
 begin
@@ -779,7 +798,7 @@ begin
       where pgqueue.made_between(a.job_id, since, clock_timestamp() + interval '5 ms') is not true having count(*) > 0;
     if found then
       insert into pgqueue.late_arrivals (job_id, queue, job_type, priority)
-        select a.job_id, a.queue, a.job_type, a.priority from arrived a where pgqueue.id_time(a.job_id) < since;
+        select a.job_id, a.queue, a.job_type, a.priority from arrived a where pgqueue.id_time(a.job_id) < statement_timestamp() - interval '250 ms';
     end if;
     -- All keys at once, whatever their queues: statements that meet must take them in one order.
     perform pgqueue.jobs_take_keys(array_agg(a.producer_id::text), array_agg(a.idempotency_key::text),
@@ -926,10 +945,19 @@ begin
     j.job_id := id;
     j.idempotency_key := known_job.idempotency_key;
     j.producer_id := known_job.producer_id;
+  elsif not pgqueue.may_read(j.producer_id) then
+    -- Whoever names another as producer_id gets to know that there is a job, as the key demands, and not what is in it.
+    j.payload := null;
+    j.result := null;
+    j.error := null;
+    j.errors := null;
+    j.progress := null;
+    j.trace_context := null;
   end if;
   return next pgqueue.as_enqueued(j, true);
 end $$;
-comment on function pgqueue.known_job is 'The job that has an idempotency key already, as enqueue answers it.';
+comment on function pgqueue.known_job is
+  'The job that has an idempotency key already, as enqueue answers it: without its contents to whom may not read it.';
 
 create function pgqueue.priority_number(priority jsonb) returns smallint
   language plpgsql immutable set search_path = pg_catalog, pg_temp
@@ -2875,10 +2903,12 @@ create function pgqueue.may_read(producer_id text) returns boolean
   language sql stable set search_path = pg_catalog, pg_temp
   as $$
     -- Membership is asked of the session's role: inside a security definer function current_user is the owner.
+    -- Null where there is no such role.
     select producer_id is null or producer_id = session_user
-        or not exists (select from pg_roles r where r.rolname = 'pgqueue_producer' and pg_has_role(session_user, r.oid, 'member'))
-        or exists (select from pg_roles r
-                    where r.rolname in ('pgqueue_worker', 'pgqueue_operator', 'pgqueue_reader') and pg_has_role(session_user, r.oid, 'member'))
+        or pg_has_role(session_user, to_regrole('pgqueue_producer'), 'member') is not true
+        or pg_has_role(session_user, to_regrole('pgqueue_worker'), 'member') is true
+        or pg_has_role(session_user, to_regrole('pgqueue_operator'), 'member') is true
+        or pg_has_role(session_user, to_regrole('pgqueue_reader'), 'member') is true
   $$;
 comment on function pgqueue.may_read is 'Whether whoever asks may read the jobs of this producer.';
 
@@ -2995,7 +3025,7 @@ declare
   was text := 'failed';
 begin
   update pgqueue.jobs_live l
-     set status = 'pending', due_at = null, seq = nextval('pgqueue.jobs_seq'), expires_at = null, updated_at = pgqueue.clock()
+     set status = 'pending', due_at = null, scheduled_at = null, seq = nextval('pgqueue.jobs_seq'), expires_at = null, updated_at = pgqueue.clock()
    where l.job_id = retry.job_id and l.status = 'failed'
   returning l.* into j;
   if j.job_id is null then
@@ -3162,7 +3192,7 @@ create trigger queues_edited before insert or update on pgqueue.queues
 create trigger queues_were_edited after insert or update of name, paused, timeout_ms or delete on pgqueue.queues
   for each row execute function pgqueue.queue_is_edited();
 
-create function pgqueue.need(name text, value text) returns text
+create function pgqueue.need(name text, value anyelement) returns anyelement
   language plpgsql immutable set search_path = pg_catalog, pg_temp
   as $$
 begin
@@ -3171,7 +3201,7 @@ begin
   end if;
   return value;
 end $$;
-comment on function pgqueue.need(text, text) is 'The value of an argument, which must not be null.';
+comment on function pgqueue.need(text, anyelement) is 'The value of an argument, which must not be null.';
 
 create function pgqueue.pause(queue text) returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -3195,7 +3225,7 @@ comment on function pgqueue.resume(text) is 'Lets a paused queue be claimed agai
 create function pgqueue.pause_job_type(job_type text, until timestamptz) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$
-    insert into pgqueue.job_type_pauses as p (job_type, until) values (pgqueue.need('job_type', pause_job_type.job_type), pgqueue.need('until', pause_job_type.until::text)::timestamptz)
+    insert into pgqueue.job_type_pauses as p (job_type, until) values (pgqueue.need('job_type', pause_job_type.job_type), pgqueue.need('until', pause_job_type.until))
       on conflict (job_type) do update set until = greatest(p.until, excluded.until)
   $$;
 comment on function pgqueue.pause_job_type(text, timestamptz) is 'Stops claims of a job type until then.';
@@ -3233,6 +3263,9 @@ begin
     when 'dead_letter' then
       return format('It is a dead letter since %s (%s); a retry gives it fresh attempts.', date_trunc('second', j.finished_at), coalesce(j.error, 'no error recorded'));
     when 'failed' then
+      if j.due_at >= j.updated_at + coalesce((select least(f.failed_ttl, interval '100 years') from pgqueue.queues f where f.name = j.queue), interval '7 days') then
+        return format('Attempt %s failed (%s); its retry lies beyond failed_ttl of its queue: it becomes a dead letter in %s.', j.attempts, coalesce(j.error, 'no error recorded'), wait);
+      end if;
       return format('Attempt %s failed (%s); it becomes pending again in %s.', j.attempts, coalesce(j.error, 'no error recorded'), wait);
     when 'submitted' then
       if j.due_at is null then
@@ -3792,6 +3825,7 @@ begin
   end if;
   execute format('create table pgqueue.%I (like pgqueue.%I including all)', partition, parent);
   perform pgqueue.keep_few_statistics(format('pgqueue.%I', partition)::regclass);
+  perform pgqueue.index_ids(format('pgqueue.%I', partition)::regclass);
   if lower <= pgqueue.clock() then
     -- It may have rows at once. Whoever has read which partitions there are, and waits for the default one, would find
     -- them in neither.
@@ -3815,6 +3849,7 @@ declare
 begin
   execute format('create table pgqueue.%I (like pgqueue.%I including all)', parent || '_default', parent);
   perform pgqueue.keep_few_statistics(format('pgqueue.%I', parent || '_default')::regclass);
+  perform pgqueue.index_ids(format('pgqueue.%I', parent || '_default')::regclass);
   execute format('alter table pgqueue.%I attach partition pgqueue.%I default', parent, parent || '_default');
   perform pgqueue.grant_roles();
   return 'made';
@@ -3984,7 +4019,7 @@ create function pgqueue.cron_fault(cron text) returns text
 declare
   kinds constant text[] := array['minute', 'hour', 'day', 'month', 'weekday'];
   highs constant int[] := array[59, 23, 31, 12, 7];
-  line constant text := lower(btrim(cron, E' \t'));
+  line constant text := lower(btrim(cron, E' \t') collate "C");
   parts text[] := regexp_split_to_array(line, '[ \t]+');
   term text;
   m text[];
@@ -4021,7 +4056,7 @@ begin
       low := case when m[1] is null then pgqueue.cron_value(m[2], f) else (array[0, 0, 1, 1, 0])[f] end;
       high := case when m[3] is not null then pgqueue.cron_value(m[3], f) when m[1] is not null or m[4] is not null then highs[f] else low end;
       -- The week may end on a Sunday.
-      high := case when f = 5 and m[3] is not null and high = 0 then 7 else high end;
+      high := case when f = 5 and m[3] is not null and high = 0 and low > 0 then 7 else high end;
       step := coalesce(m[4]::int, 1);
       if low is null or high is null then
         return format('%L is no %s: it must be %s to %s', term, kinds[f], (array[0, 0, 1, 1, 0])[f], highs[f]);
@@ -4055,7 +4090,7 @@ create function pgqueue.zone_fault(timezone text) returns text
 declare
   -- Those names mean something else on another machine, or count leap seconds.
   elsewhere constant text := '^(posix/|right/|localtime$|posixrules$|Factory$)';
-  wanted constant text := regexp_replace(lower(timezone), '^(posix|right)/', '');
+  wanted constant text := regexp_replace(lower(timezone collate "C"), '^(posix|right)/', '');
   near text;
 begin
   -- A look at all zones takes some 50 ms, so those in use are not looked for again.
@@ -4066,7 +4101,7 @@ begin
     return null;
   end if;
   select n.name into near from pg_timezone_names n
-   where n.name !~ elsewhere and (lower(n.name) = wanted or lower(n.name) like '%/' || replace(wanted, ' ', '\_'))
+   where n.name !~ elsewhere and (lower(n.name collate "C") = wanted or lower(n.name collate "C") like '%/' || replace(wanted, ' ', '\_'))
    order by n.name limit 1;
   return 'it is not known; it must be such as UTC or Europe/Berlin' || coalesce(' (perhaps ' || near || '?)', '');
 end $$;
@@ -4079,13 +4114,14 @@ declare
   fault text;
 begin
   if tg_op = 'INSERT' or new.cron is distinct from old.cron then
-    fault := pgqueue.cron_fault(new.cron);
+    -- That neither is null is for the table to say.
+    fault := case when new.cron is not null then pgqueue.cron_fault(new.cron) end;
     if fault is not null then
       raise exception 'cron "%" is not valid: %', new.cron, fault using errcode = 'PQ422', column = 'cron';
     end if;
   end if;
   if tg_op = 'INSERT' or new.timezone is distinct from old.timezone then
-    fault := pgqueue.zone_fault(new.timezone);
+    fault := case when new.timezone is not null then pgqueue.zone_fault(new.timezone) end;
     if fault is not null then
       raise exception 'timezone "%" is not valid: %', new.timezone, fault using errcode = 'PQ422', column = 'timezone';
     end if;
@@ -4741,7 +4777,7 @@ begin
   loop
     -- Measuring takes long, and the locks of the other steps would wait for its end: workers ask for it by name.
     continue when only_step is null and step in ('measure', 'alerts')
-      and exists (select from pgqueue.sweep_steps s where s.step = sweep.step and s.last_run_at > pgqueue.clock() - interval '1 minute');
+      and exists (select from pgqueue.sweep_steps s where s.step = sweep.step and s.last_run_at between pgqueue.clock() - interval '1 minute' and pgqueue.clock());
     select r.jobs, r.problem into jobs, problem
       from pgqueue.sweep_step(step, max_jobs, interval '100 milliseconds', only_step is null) r;
     if problem is not null then
@@ -4829,6 +4865,10 @@ create function pgqueue.wait_for_work(
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 begin
+  if wait_for_work.channel is null or octet_length(wait_for_work.channel) not between 1 and 63 then
+    raise exception 'channel must have 1 to 63 bytes, but is %', coalesce(left(wait_for_work.channel, 100), 'null')
+      using errcode = 'PQ422', column = 'channel';
+  end if;
   insert into pgqueue.waiting as w (worker_id, channel, queues, job_types, priorities, listener)
     values (wait_for_work.worker_id, wait_for_work.channel, wait_for_work.queues, wait_for_work.job_types,
             wait_for_work.priorities, wait_for_work.listener)
@@ -4859,10 +4899,10 @@ comment on function pgqueue.writers_open(text[]) is
 create function pgqueue.watch(watcher_id uuid, ttl interval) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$
-    insert into pgqueue.watchers as w (watcher_id, expires_at) values (watcher_id, pgqueue.clock() + ttl)
+    insert into pgqueue.watchers as w (watcher_id, expires_at) values (watcher_id, pgqueue.clock() + least(ttl, interval '1 day'))
       on conflict (watcher_id) do update set expires_at = excluded.expires_at
   $$;
-comment on function pgqueue.watch is 'Asks for status notices for as long as ttl; ask again before it ends.';
+comment on function pgqueue.watch is 'Asks for status notices for as long as ttl, a day at most; ask again before it ends.';
 
 create function pgqueue.unwatch(watcher_id uuid) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
@@ -4879,6 +4919,10 @@ declare
   b pgqueue.token_buckets;
   now_is timestamptz;
 begin
+  if lease_tokens.bucket is null or lease_tokens.bucket not like 'key:%' then
+    raise exception 'bucket must be key: and the name of a key, not %', coalesce(lease_tokens.bucket, 'null')
+      using errcode = 'PQ422', column = 'bucket';
+  end if;
   insert into pgqueue.token_buckets (bucket, tokens, filled_at)
     values (lease_tokens.bucket, greatest(per_second, 1), clock_timestamp()) on conflict do nothing;
   select t.* into b from pgqueue.token_buckets t where t.bucket = lease_tokens.bucket for update;
@@ -4958,14 +5002,18 @@ comment on function pgqueue.keys_used(text[]) is 'Notes that keys are in use, to
 
 -- Enqueues ----------------------------------------------------------------------------------------------------------
 
-create function pgqueue.same_job(known pgqueue.enqueued, asked jsonb) returns boolean
-  language plpgsql stable set search_path = pg_catalog, pg_temp
+create function pgqueue.same_job(job_id uuid, asked jsonb) returns boolean
+  language plpgsql set search_path = pg_catalog, pg_temp
   as $$
 declare
-  -- A dead letter that was retried has lost its times.
-  untouched constant boolean := known.attempts = 0 and known.errors = '[]';
+  -- Volatile, and looked up anew: enqueue_many tells whom may not read it less.
+  known pgqueue.jobs;
   delay constant double precision := (asked ->> 'delay_ms')::double precision / 1000;
+  untouched boolean;
 begin
+  select f.* into known from pgqueue.find_job(same_job.job_id) f;
+  -- A dead letter that was retried has lost its times.
+  untouched := known.attempts = 0 and known.errors = '[]';
   -- What retries and snoozes change is compared as it was, or not at all.
   return known.job_type is null
       or known.job_type = coalesce(asked ->> 'job_type', asked ->> 'type')
@@ -4982,7 +5030,7 @@ begin
               else known.scheduled_at is not distinct from (asked ->> 'scheduled_at')::timestamptz end
      and (known.expires_at is not distinct from (asked ->> 'expires_at')::timestamptz or known.expires_at is null and not untouched);
 end $$;
-comment on function pgqueue.same_job(pgqueue.enqueued, jsonb) is
+comment on function pgqueue.same_job(uuid, jsonb) is
   'Whether a job that a known idempotency key stands for is the one that is now asked for.';
 
 create function pgqueue.submit(jobs jsonb, hashes bytea[] default '{}') returns table (job text, duplicate boolean, same boolean)
@@ -4997,7 +5045,7 @@ begin
     raise exception 'the key is unknown, revoked or expired' using errcode = 'PQ401';
   end if;
   return query
-    select row_to_json(s.e)::text, (s.e).duplicate, not (s.e).duplicate or pgqueue.same_job(s.e, jobs -> s.place)
+    select row_to_json(s.e)::text, (s.e).duplicate, not (s.e).duplicate or pgqueue.same_job((s.e).job_id, jobs -> s.place)
       from (select e, row_number() over ()::int - 1 as place from pgqueue.enqueue_many(jobs) e) s
      order by s.place;
 end $$;
@@ -5013,7 +5061,7 @@ declare
   s record;
 begin
   for s in select e, row_number() over ()::int - 1 as place from pgqueue.enqueue_many(jobs) e loop
-    if (s.e).duplicate and not pgqueue.same_job(s.e, jobs -> s.place) then
+    if (s.e).duplicate and not pgqueue.same_job((s.e).job_id, jobs -> s.place) then
       raise exception 'jobs[%]: idempotency_key "%" stands for another job', s.place, (s.e).idempotency_key
         using errcode = 'PQ422', column = 'idempotency_key';
     end if;
@@ -5248,6 +5296,7 @@ create table pgqueue.late_arrivals (
   job_type text not null,
   priority smallint not null
 );
+alter table pgqueue.late_arrivals replica identity full;
 create index late_arrivals_id on pgqueue.late_arrivals (job_id);
 comment on table pgqueue.late_arrivals is 'New jobs whose ids are older than they are, until they are counted: their time may have been counted before.';
 

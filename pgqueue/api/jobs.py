@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from datetime import UTC
 from typing import Annotated, Any, Final, Literal, NamedTuple, cast
 from uuid import UUID
 
@@ -449,6 +450,9 @@ def _prepared(job: NewJob, api: Api, producer: str | None, where: str = "") -> s
         if moment is not None and not FIRST_MOMENT <= moment < LAST_MOMENT:
             rule = "must lie between the years 1 and 9998"
             raise InvalidMoment(f"{name} {rule}", faults=[Fault(rule, pointer=f"{where}/{name}")])
+        if moment is not None:
+            # PostgreSQL reads offsets up to 15:59 only.
+            setattr(job, name, moment.astimezone(UTC))
     payload = bytes(job.payload)
     if len(payload) > api.config.max_payload:
         raise BodyTooLarge(f"{where[1:]} payload has {len(payload)} bytes".strip(), limit_bytes=api.config.max_payload)

@@ -271,9 +271,6 @@ create table pgqueue.jobs_dead_letter partition of pgqueue.jobs for values in ('
 -- Never holds a row: a status that has no partition comes here to be told what it should have been.
 create table pgqueue.jobs_unknown partition of pgqueue.jobs default;
 comment on table pgqueue.jobs_unknown is 'Always empty: it refuses jobs of an unknown status.';
-create index jobs_completed_job_id on pgqueue.jobs_completed (job_id);
-create index jobs_cancelled_job_id on pgqueue.jobs_cancelled (job_id);
-create index jobs_dead_letter_job_id on pgqueue.jobs_dead_letter (job_id);
 create table pgqueue.jobs_completed_default partition of pgqueue.jobs_completed default;
 create table pgqueue.jobs_cancelled_default partition of pgqueue.jobs_cancelled default;
 create table pgqueue.jobs_dead_letter_default partition of pgqueue.jobs_dead_letter default;
@@ -293,6 +290,23 @@ end $$;
 comment on function pgqueue.keep_few_statistics(regclass) is
   'Sets what ANALYZE keeps of a table of jobs, and of its partitions.';
 do $$ begin perform pgqueue.keep_few_statistics('pgqueue.jobs'); end $$;
+create function pgqueue.index_ids(jobs regclass) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp
+  as $$
+declare
+  index constant text := (select c.relname from pg_class c where c.oid = jobs) || '_job_id';
+begin
+  -- Of the partition alone, since a unique index of all would need finished_at as well. It is what a subscriber knows rows
+  -- by: in a publication of all tables nobody can change rows of a table without such, and of one with generated columns
+  -- the whole row does not do.
+  execute format('create unique index %I on %s (job_id)', index, jobs);
+  execute format('alter table %s replica identity using index %I', jobs, index);
+end $$;
+comment on function pgqueue.index_ids(regclass) is 'Gives a partition of finished jobs its index of ids.';
+do $$ begin
+  perform pgqueue.index_ids(d::regclass)
+     from unnest(array['pgqueue.jobs_completed_default', 'pgqueue.jobs_cancelled_default', 'pgqueue.jobs_dead_letter_default']) d;
+end $$;
 comment on table pgqueue.jobs_completed is 'Completed jobs, a partition per day.';
 comment on table pgqueue.jobs_cancelled is 'Cancelled jobs, a partition per day.';
 comment on table pgqueue.jobs_dead_letter is 'Dead letters, a partition per week.';
@@ -466,6 +480,7 @@ create table pgqueue.idempotency_keys (
   expires_at timestamptz not null,
   constraint "idempotency_key is taken" unique nulls not distinct (producer_id, idempotency_key)
 );
+alter table pgqueue.idempotency_keys replica identity full;
 create index idempotency_keys_expires on pgqueue.idempotency_keys (expires_at);
 comment on table pgqueue.idempotency_keys is 'Which job a key stands for, until the key may be used again.';
 
@@ -486,6 +501,7 @@ create table pgqueue.claims (
 ) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 -- Compressed ids would cost a claim more than they save.
 alter table pgqueue.claims alter column job_ids set storage external;
+alter table pgqueue.claims replica identity full;
 create index claims_look_at on pgqueue.claims (look_at);
 create index claims_timeout_at on pgqueue.claims (timeout_at) where timeout_at is not null;
 comment on table pgqueue.claims is
@@ -517,6 +533,7 @@ create table pgqueue.lowered_cursors (
   priority smallint not null,
   seq bigint not null
 );
+alter table pgqueue.lowered_cursors replica identity full;
 create index lowered_cursors_seq on pgqueue.lowered_cursors (queue, priority, seq);
 comment on table pgqueue.lowered_cursors is
   'Jobs that became pending at an old seq since the last sweep. Only inserted into and taken away, so that nobody waits here.';
@@ -542,6 +559,7 @@ create table pgqueue.sweep_notes (
   queue text not null,
   ordering_key text
 );
+alter table pgqueue.sweep_notes replica identity full;
 create index sweep_notes_queue on pgqueue.sweep_notes (queue) where ordering_key is null;
 comment on table pgqueue.sweep_notes is
   'What writers ask the next sweep to look at: a new queue, or an ordering key that may have lost its head.';

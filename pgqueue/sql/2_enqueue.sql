@@ -99,8 +99,9 @@ create function pgqueue.jobs_arrived() returns trigger
 declare
   n record;
   part record;
-  -- An id made elsewhere may be of another version or of a finished job; one made by this statement cannot.
-  since constant timestamptz := statement_timestamp() - interval '250 ms';
+  -- An id made elsewhere may be of another version or of a finished job; one made by this statement, whose times are in
+  -- milliseconds, cannot.
+  since constant timestamptz := statement_timestamp() - interval '1 ms';
   first_id uuid;
   end_id uuid;
 begin
@@ -151,7 +152,7 @@ begin
       where pgqueue.made_between(a.job_id, since, clock_timestamp() + interval '5 ms') is not true having count(*) > 0;
     if found then
       insert into pgqueue.late_arrivals (job_id, queue, job_type, priority)
-        select a.job_id, a.queue, a.job_type, a.priority from arrived a where pgqueue.id_time(a.job_id) < since;
+        select a.job_id, a.queue, a.job_type, a.priority from arrived a where pgqueue.id_time(a.job_id) < statement_timestamp() - interval '250 ms';
     end if;
     -- All keys at once, whatever their queues: statements that meet must take them in one order.
     perform pgqueue.jobs_take_keys(array_agg(a.producer_id::text), array_agg(a.idempotency_key::text),
@@ -298,10 +299,19 @@ begin
     j.job_id := id;
     j.idempotency_key := known_job.idempotency_key;
     j.producer_id := known_job.producer_id;
+  elsif not pgqueue.may_read(j.producer_id) then
+    -- Whoever names another as producer_id gets to know that there is a job, as the key demands, and not what is in it.
+    j.payload := null;
+    j.result := null;
+    j.error := null;
+    j.errors := null;
+    j.progress := null;
+    j.trace_context := null;
   end if;
   return next pgqueue.as_enqueued(j, true);
 end $$;
-comment on function pgqueue.known_job is 'The job that has an idempotency key already, as enqueue answers it.';
+comment on function pgqueue.known_job is
+  'The job that has an idempotency key already, as enqueue answers it: without its contents to whom may not read it.';
 
 create function pgqueue.priority_number(priority jsonb) returns smallint
   language plpgsql immutable set search_path = pg_catalog, pg_temp

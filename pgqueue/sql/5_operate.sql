@@ -53,10 +53,12 @@ create function pgqueue.may_read(producer_id text) returns boolean
   language sql stable set search_path = pg_catalog, pg_temp
   as $$
     -- Membership is asked of the session's role: inside a security definer function current_user is the owner.
+    -- Null where there is no such role.
     select producer_id is null or producer_id = session_user
-        or not exists (select from pg_roles r where r.rolname = 'pgqueue_producer' and pg_has_role(session_user, r.oid, 'member'))
-        or exists (select from pg_roles r
-                    where r.rolname in ('pgqueue_worker', 'pgqueue_operator', 'pgqueue_reader') and pg_has_role(session_user, r.oid, 'member'))
+        or pg_has_role(session_user, to_regrole('pgqueue_producer'), 'member') is not true
+        or pg_has_role(session_user, to_regrole('pgqueue_worker'), 'member') is true
+        or pg_has_role(session_user, to_regrole('pgqueue_operator'), 'member') is true
+        or pg_has_role(session_user, to_regrole('pgqueue_reader'), 'member') is true
   $$;
 comment on function pgqueue.may_read is 'Whether whoever asks may read the jobs of this producer.';
 
@@ -173,7 +175,7 @@ declare
   was text := 'failed';
 begin
   update pgqueue.jobs_live l
-     set status = 'pending', due_at = null, seq = nextval('pgqueue.jobs_seq'), expires_at = null, updated_at = pgqueue.clock()
+     set status = 'pending', due_at = null, scheduled_at = null, seq = nextval('pgqueue.jobs_seq'), expires_at = null, updated_at = pgqueue.clock()
    where l.job_id = retry.job_id and l.status = 'failed'
   returning l.* into j;
   if j.job_id is null then
@@ -340,7 +342,7 @@ create trigger queues_edited before insert or update on pgqueue.queues
 create trigger queues_were_edited after insert or update of name, paused, timeout_ms or delete on pgqueue.queues
   for each row execute function pgqueue.queue_is_edited();
 
-create function pgqueue.need(name text, value text) returns text
+create function pgqueue.need(name text, value anyelement) returns anyelement
   language plpgsql immutable set search_path = pg_catalog, pg_temp
   as $$
 begin
@@ -349,7 +351,7 @@ begin
   end if;
   return value;
 end $$;
-comment on function pgqueue.need(text, text) is 'The value of an argument, which must not be null.';
+comment on function pgqueue.need(text, anyelement) is 'The value of an argument, which must not be null.';
 
 create function pgqueue.pause(queue text) returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -373,7 +375,7 @@ comment on function pgqueue.resume(text) is 'Lets a paused queue be claimed agai
 create function pgqueue.pause_job_type(job_type text, until timestamptz) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$
-    insert into pgqueue.job_type_pauses as p (job_type, until) values (pgqueue.need('job_type', pause_job_type.job_type), pgqueue.need('until', pause_job_type.until::text)::timestamptz)
+    insert into pgqueue.job_type_pauses as p (job_type, until) values (pgqueue.need('job_type', pause_job_type.job_type), pgqueue.need('until', pause_job_type.until))
       on conflict (job_type) do update set until = greatest(p.until, excluded.until)
   $$;
 comment on function pgqueue.pause_job_type(text, timestamptz) is 'Stops claims of a job type until then.';
@@ -411,6 +413,9 @@ begin
     when 'dead_letter' then
       return format('It is a dead letter since %s (%s); a retry gives it fresh attempts.', date_trunc('second', j.finished_at), coalesce(j.error, 'no error recorded'));
     when 'failed' then
+      if j.due_at >= j.updated_at + coalesce((select least(f.failed_ttl, interval '100 years') from pgqueue.queues f where f.name = j.queue), interval '7 days') then
+        return format('Attempt %s failed (%s); its retry lies beyond failed_ttl of its queue: it becomes a dead letter in %s.', j.attempts, coalesce(j.error, 'no error recorded'), wait);
+      end if;
       return format('Attempt %s failed (%s); it becomes pending again in %s.', j.attempts, coalesce(j.error, 'no error recorded'), wait);
     when 'submitted' then
       if j.due_at is null then

@@ -159,6 +159,7 @@ begin
   end if;
   execute format('create table pgqueue.%I (like pgqueue.%I including all)', partition, parent);
   perform pgqueue.keep_few_statistics(format('pgqueue.%I', partition)::regclass);
+  perform pgqueue.index_ids(format('pgqueue.%I', partition)::regclass);
   if lower <= pgqueue.clock() then
     -- It may have rows at once. Whoever has read which partitions there are, and waits for the default one, would find
     -- them in neither.
@@ -182,6 +183,7 @@ declare
 begin
   execute format('create table pgqueue.%I (like pgqueue.%I including all)', parent || '_default', parent);
   perform pgqueue.keep_few_statistics(format('pgqueue.%I', parent || '_default')::regclass);
+  perform pgqueue.index_ids(format('pgqueue.%I', parent || '_default')::regclass);
   execute format('alter table pgqueue.%I attach partition pgqueue.%I default', parent, parent || '_default');
   perform pgqueue.grant_roles();
   return 'made';

@@ -29,7 +29,7 @@ create function pgqueue.cron_fault(cron text) returns text
 declare
   kinds constant text[] := array['minute', 'hour', 'day', 'month', 'weekday'];
   highs constant int[] := array[59, 23, 31, 12, 7];
-  line constant text := lower(btrim(cron, E' \t'));
+  line constant text := lower(btrim(cron, E' \t') collate "C");
   parts text[] := regexp_split_to_array(line, '[ \t]+');
   term text;
   m text[];
@@ -66,7 +66,7 @@ begin
       low := case when m[1] is null then pgqueue.cron_value(m[2], f) else (array[0, 0, 1, 1, 0])[f] end;
       high := case when m[3] is not null then pgqueue.cron_value(m[3], f) when m[1] is not null or m[4] is not null then highs[f] else low end;
       -- The week may end on a Sunday.
-      high := case when f = 5 and m[3] is not null and high = 0 then 7 else high end;
+      high := case when f = 5 and m[3] is not null and high = 0 and low > 0 then 7 else high end;
       step := coalesce(m[4]::int, 1);
       if low is null or high is null then
         return format('%L is no %s: it must be %s to %s', term, kinds[f], (array[0, 0, 1, 1, 0])[f], highs[f]);
@@ -100,7 +100,7 @@ create function pgqueue.zone_fault(timezone text) returns text
 declare
   -- Those names mean something else on another machine, or count leap seconds.
   elsewhere constant text := '^(posix/|right/|localtime$|posixrules$|Factory$)';
-  wanted constant text := regexp_replace(lower(timezone), '^(posix|right)/', '');
+  wanted constant text := regexp_replace(lower(timezone collate "C"), '^(posix|right)/', '');
   near text;
 begin
   -- A look at all zones takes some 50 ms, so those in use are not looked for again.
@@ -111,7 +111,7 @@ begin
     return null;
   end if;
   select n.name into near from pg_timezone_names n
-   where n.name !~ elsewhere and (lower(n.name) = wanted or lower(n.name) like '%/' || replace(wanted, ' ', '\_'))
+   where n.name !~ elsewhere and (lower(n.name collate "C") = wanted or lower(n.name collate "C") like '%/' || replace(wanted, ' ', '\_'))
    order by n.name limit 1;
   return 'it is not known; it must be such as UTC or Europe/Berlin' || coalesce(' (perhaps ' || near || '?)', '');
 end $$;
@@ -124,13 +124,14 @@ declare
   fault text;
 begin
   if tg_op = 'INSERT' or new.cron is distinct from old.cron then
-    fault := pgqueue.cron_fault(new.cron);
+    -- That neither is null is for the table to say.
+    fault := case when new.cron is not null then pgqueue.cron_fault(new.cron) end;
     if fault is not null then
       raise exception 'cron "%" is not valid: %', new.cron, fault using errcode = 'PQ422', column = 'cron';
     end if;
   end if;
   if tg_op = 'INSERT' or new.timezone is distinct from old.timezone then
-    fault := pgqueue.zone_fault(new.timezone);
+    fault := case when new.timezone is not null then pgqueue.zone_fault(new.timezone) end;
     if fault is not null then
       raise exception 'timezone "%" is not valid: %', new.timezone, fault using errcode = 'PQ422', column = 'timezone';
     end if;

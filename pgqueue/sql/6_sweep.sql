@@ -408,7 +408,7 @@ begin
   loop
     -- Measuring takes long, and the locks of the other steps would wait for its end: workers ask for it by name.
     continue when only_step is null and step in ('measure', 'alerts')
-      and exists (select from pgqueue.sweep_steps s where s.step = sweep.step and s.last_run_at > pgqueue.clock() - interval '1 minute');
+      and exists (select from pgqueue.sweep_steps s where s.step = sweep.step and s.last_run_at between pgqueue.clock() - interval '1 minute' and pgqueue.clock());
     select r.jobs, r.problem into jobs, problem
       from pgqueue.sweep_step(step, max_jobs, interval '100 milliseconds', only_step is null) r;
     if problem is not null then

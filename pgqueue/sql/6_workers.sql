@@ -44,6 +44,10 @@ create function pgqueue.wait_for_work(
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   as $$
 begin
+  if wait_for_work.channel is null or octet_length(wait_for_work.channel) not between 1 and 63 then
+    raise exception 'channel must have 1 to 63 bytes, but is %', coalesce(left(wait_for_work.channel, 100), 'null')
+      using errcode = 'PQ422', column = 'channel';
+  end if;
   insert into pgqueue.waiting as w (worker_id, channel, queues, job_types, priorities, listener)
     values (wait_for_work.worker_id, wait_for_work.channel, wait_for_work.queues, wait_for_work.job_types,
             wait_for_work.priorities, wait_for_work.listener)
@@ -74,10 +78,10 @@ comment on function pgqueue.writers_open(text[]) is
 create function pgqueue.watch(watcher_id uuid, ttl interval) returns void
   language sql security definer set search_path = pg_catalog, pg_temp
   as $$
-    insert into pgqueue.watchers as w (watcher_id, expires_at) values (watcher_id, pgqueue.clock() + ttl)
+    insert into pgqueue.watchers as w (watcher_id, expires_at) values (watcher_id, pgqueue.clock() + least(ttl, interval '1 day'))
       on conflict (watcher_id) do update set expires_at = excluded.expires_at
   $$;
-comment on function pgqueue.watch is 'Asks for status notices for as long as ttl; ask again before it ends.';
+comment on function pgqueue.watch is 'Asks for status notices for as long as ttl, a day at most; ask again before it ends.';
 
 create function pgqueue.unwatch(watcher_id uuid) returns void
   language sql security definer set search_path = pg_catalog, pg_temp

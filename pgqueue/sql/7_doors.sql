@@ -9,6 +9,10 @@ declare
   b pgqueue.token_buckets;
   now_is timestamptz;
 begin
+  if lease_tokens.bucket is null or lease_tokens.bucket not like 'key:%' then
+    raise exception 'bucket must be key: and the name of a key, not %', coalesce(lease_tokens.bucket, 'null')
+      using errcode = 'PQ422', column = 'bucket';
+  end if;
   insert into pgqueue.token_buckets (bucket, tokens, filled_at)
     values (lease_tokens.bucket, greatest(per_second, 1), clock_timestamp()) on conflict do nothing;
   select t.* into b from pgqueue.token_buckets t where t.bucket = lease_tokens.bucket for update;
@@ -88,14 +92,18 @@ comment on function pgqueue.keys_used(text[]) is 'Notes that keys are in use, to
 
 -- Enqueues ----------------------------------------------------------------------------------------------------------
 
-create function pgqueue.same_job(known pgqueue.enqueued, asked jsonb) returns boolean
-  language plpgsql stable set search_path = pg_catalog, pg_temp
+create function pgqueue.same_job(job_id uuid, asked jsonb) returns boolean
+  language plpgsql set search_path = pg_catalog, pg_temp
   as $$
 declare
-  -- A dead letter that was retried has lost its times.
-  untouched constant boolean := known.attempts = 0 and known.errors = '[]';
+  -- Volatile, and looked up anew: enqueue_many tells whom may not read it less.
+  known pgqueue.jobs;
   delay constant double precision := (asked ->> 'delay_ms')::double precision / 1000;
+  untouched boolean;
 begin
+  select f.* into known from pgqueue.find_job(same_job.job_id) f;
+  -- A dead letter that was retried has lost its times.
+  untouched := known.attempts = 0 and known.errors = '[]';
   -- What retries and snoozes change is compared as it was, or not at all.
   return known.job_type is null
       or known.job_type = coalesce(asked ->> 'job_type', asked ->> 'type')
@@ -112,7 +120,7 @@ begin
               else known.scheduled_at is not distinct from (asked ->> 'scheduled_at')::timestamptz end
      and (known.expires_at is not distinct from (asked ->> 'expires_at')::timestamptz or known.expires_at is null and not untouched);
 end $$;
-comment on function pgqueue.same_job(pgqueue.enqueued, jsonb) is
+comment on function pgqueue.same_job(uuid, jsonb) is
   'Whether a job that a known idempotency key stands for is the one that is now asked for.';
 
 create function pgqueue.submit(jobs jsonb, hashes bytea[] default '{}') returns table (job text, duplicate boolean, same boolean)
@@ -127,7 +135,7 @@ begin
     raise exception 'the key is unknown, revoked or expired' using errcode = 'PQ401';
   end if;
   return query
-    select row_to_json(s.e)::text, (s.e).duplicate, not (s.e).duplicate or pgqueue.same_job(s.e, jobs -> s.place)
+    select row_to_json(s.e)::text, (s.e).duplicate, not (s.e).duplicate or pgqueue.same_job((s.e).job_id, jobs -> s.place)
       from (select e, row_number() over ()::int - 1 as place from pgqueue.enqueue_many(jobs) e) s
      order by s.place;
 end $$;
@@ -143,7 +151,7 @@ declare
   s record;
 begin
   for s in select e, row_number() over ()::int - 1 as place from pgqueue.enqueue_many(jobs) e loop
-    if (s.e).duplicate and not pgqueue.same_job(s.e, jobs -> s.place) then
+    if (s.e).duplicate and not pgqueue.same_job((s.e).job_id, jobs -> s.place) then
       raise exception 'jobs[%]: idempotency_key "%" stands for another job', s.place, (s.e).idempotency_key
         using errcode = 'PQ422', column = 'idempotency_key';
     end if;

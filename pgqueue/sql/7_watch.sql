@@ -66,6 +66,7 @@ create table pgqueue.late_arrivals (
   job_type text not null,
   priority smallint not null
 );
+alter table pgqueue.late_arrivals replica identity full;
 create index late_arrivals_id on pgqueue.late_arrivals (job_id);
 comment on table pgqueue.late_arrivals is 'New jobs whose ids are older than they are, until they are counted: their time may have been counted before.';
 

@@ -24,7 +24,7 @@ def test_a_job_is_enqueued_with_all_that_can_be_said_of_it(api: Api, connection:
         "payload": {"to": "a@example.com", "n": 1970670598291982290, "deep": [1.5, None, {"x": "é😀"}]},
         "queue": "mail",
         "priority": "high",
-        "scheduled_at": "2031-01-31T09:00:00+02:00",
+        "scheduled_at": "2031-02-01T06:59:00+23:59",
         "idempotency_key": "order-42",
         "max_retries": 7,
         "retry_policy": {"base_delay_ms": 10, "jitter": False},

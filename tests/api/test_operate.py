@@ -195,6 +195,9 @@ def test_schedules_are_made_replaced_run_previewed_and_deleted(api: Api, connect
     assert (replaced.status_code, replaced.json()["payload"]) == (200, {"n": 1})
     preview = api.get("/schedules/nightly/preview?n=3&from=2026-11-29T12:00:00Z").json()
     assert preview["utc"] == ["2026-11-30T00:00:00Z", "2026-12-01T00:00:00Z", "2026-12-02T00:00:00Z"]
+    for end in ("9999-12-31T23:59:59Z", "9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00%2B14:00"):
+        beyond = api.get(f"/schedules/nightly/preview?from={end}")
+        assert (beyond.status_code, beyond.headers["content-type"]) == (422, "application/problem+json")
     ran = api.post("/admin/schedules/nightly/run")
     assert ran.status_code == 201
     job = api.get(f"/jobs/{ran.json()['job_id']}").json()

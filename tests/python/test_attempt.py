@@ -5,6 +5,7 @@ import json
 import smtplib
 import urllib.error
 from collections.abc import Callable
+from datetime import timedelta
 from email.message import Message
 from typing import Any, NoReturn
 
@@ -181,6 +182,52 @@ def test_a_server_that_says_when_is_asked_again_then() -> None:
     assert failed(http_error(429, **{"Retry-After": "17"})).retry_in == 17.0
     assert failed(http_error(503, **{"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"})).retry_in is None
     assert failed(http_error(401, **{"Retry-After": "17"})).retry_in is None
+
+
+class Bare(Retry):
+    def __init__(self) -> None:
+        Exception.__init__(self, "later")
+
+
+class BareSnooze(Snooze):
+    def __init__(self) -> None:
+        Exception.__init__(self, "later")
+
+
+class Nameless(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name == "__qualname__":
+            raise RuntimeError("no name")
+        return super().__getattribute__(name)
+
+
+class Unnamed(Exception, metaclass=Nameless):
+    pass
+
+
+def changed(signal: Exception, name: str, value: object) -> Exception:
+    setattr(signal, name, value)
+    return signal
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (Bare, "AttributeError"),
+        (BareSnooze, "AttributeError"),
+        (lambda: changed(Retry(1), "in_", float("inf")), "InvalidJob"),
+        (lambda: changed(Snooze(1), "for_", None), "InvalidJob"),
+        (lambda: changed(RateLimited(1), "retry_after", "soon"), "InvalidJob"),
+        (lambda: Unnamed("x"), "tests.python.test_attempt.Unnamed"),
+    ],
+)
+def test_odd_classes_of_the_tasks_own_are_a_failure_like_any(made: Callable[[], Exception], kind: str) -> None:
+    assert failed(made()).error["type"] == kind
+
+
+def test_a_signal_whose_delay_was_changed_to_a_lawful_one_keeps_it() -> None:
+    assert outcomes(raising(changed(Snooze(1), "for_", timedelta(minutes=1)))) == Snoozed(60.0)
+    assert failed(changed(Retry(1), "in_", timedelta(minutes=1))).retry_in == 60.0
 
 
 def stored(error: dict[str, Any]) -> int:

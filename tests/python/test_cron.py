@@ -270,6 +270,35 @@ def test_the_latest_fires_are_found_without_going_through_all() -> None:
     assert [moment.year for moment in yearly.latest(at("2001-01-01T00:00Z"), until, 100)] == list(range(2002, 2027))
 
 
+@pytest.mark.parametrize("weekday", ["sun-sun", "0-0", "7-7", "0-0/2"])
+def test_a_range_of_one_sunday_is_a_sunday(weekday: str) -> None:
+    cron = Cron(f"0 0 * * {weekday}")
+    sundays = [f"{moment:%m-%d}" for moment in cron.between(at("2026-11-29T12:00Z"), at("2026-12-14T00:00Z"))]
+    assert sundays == ["12-06", "12-13"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone", "after"),
+    [
+        ("0 9 * * *", "Asia/Tokyo", "9999-12-31T23:59:59Z"),
+        ("0 9 * * *", "UTC", "9999-12-31T23:59:59-12:00"),
+        ("0 9 * * *", "America/New_York", "0001-01-01T00:00:00Z"),
+        ("* * * * *", "America/New_York", "0001-01-01T00:00:00Z"),
+        ("* * * * *", "Asia/Tokyo", "9999-12-31T14:59:30Z"),
+        ("59 23 31 12 *", "UTC", "9999-12-31T23:59:00Z"),
+    ],
+)
+def test_the_calendar_has_ends(expression: str, zone: str, after: str) -> None:
+    with pytest.raises(InvalidJob):
+        Cron(expression, zone).next(datetime.fromisoformat(after))
+
+
+def test_the_latest_fires_are_found_however_long_ago_the_first_was() -> None:
+    yearly = Cron("@yearly")
+    found = yearly.latest(at("0500-01-01T00:00Z"), at("2026-11-29T12:00:30Z"), 10_000)
+    assert (found[0].year, found[-1].year, len(found)) == (501, 2026, 1526)
+
+
 NOW = at("2026-11-29T12:00:03Z")
 
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -325,3 +325,16 @@ def waits(watcher: Any) -> bool:
              and wait_event_type = 'Lock' and query like '%enqueue_rows%')"""
     ).fetchone()
     return bool(waiting)
+
+
+@pytest.mark.parametrize("wrong", [5, "x", None, ["t"]])
+def test_what_is_no_mapping_is_named_with_its_place(app: App, wrong: Any) -> None:
+    for jobs in ([wrong], [{"job_type": "t"}] * 3 + [wrong]):
+        with pytest.raises(InvalidJob, match=rf"jobs\[{len(jobs) - 1}\] is .*; it must be a mapping"):
+            app.enqueue_many_sync(jobs)
+
+
+def test_any_lawful_offset_of_utc_is_taken(app: App) -> None:
+    moment = datetime(2090, 1, 1, tzinfo=timezone(timedelta(hours=23, minutes=59)))
+    jobs = app.enqueue_many_sync([{"job_type": "t", "scheduled_at": moment, "expires_at": moment + timedelta(1)}])
+    assert app.job_sync(jobs[0]).scheduled_at == moment

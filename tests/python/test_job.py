@@ -71,6 +71,24 @@ def test_a_value_within_itself_and_a_deep_one_are_refused() -> None:
             encode_json(value)
 
 
+class Moody(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("not now")
+
+
+def test_a_container_that_raises_is_not_json() -> None:
+    with pytest.raises(NotJson, match="value is not JSON: not now"):
+        encode_json(Moody(a=1))
+
+
+def test_what_no_jsonb_value_can_hold_is_refused_with_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A real one takes a gigabyte to make.
+    monkeypatch.setattr("pgqueue.job.MOST_JSON_BYTES", 10)
+    assert encode_json("x" * 8) == b'"xxxxxxxx"'
+    with pytest.raises(NotJson, match="value has 11 bytes of JSON, of which PostgreSQL stores 10 at most"):
+        encode_json("x" * 9)
+
+
 def test_a_backslash_before_u0000_is_no_nul() -> None:
     assert decode_json(encode_json("\\u0000")) == "\\u0000"
     with pytest.raises(NotJson):

@@ -61,6 +61,17 @@ def test_a_rule_of_a_table_is_told_without_the_table(connection: psycopg.Connect
     assert (str(refused), refused.column) == ("lease_ms must be 100 to 86400000", "lease_ms")
 
 
+def test_a_value_that_needs_more_memory_than_the_server_ever_gives_is_the_values_fault(
+    connection: psycopg.Connection[Any],
+) -> None:
+    with pytest.raises(psycopg.Error) as caught:
+        connection.execute("select repeat('x', 1 << 28) ~ 'y'")
+    assert caught.value.sqlstate == "XX000"
+    refused = from_db(caught.value)
+    assert type(refused) is InvalidJob
+    assert "invalid memory alloc request size" in str(refused)
+
+
 def test_a_hint_ends_the_sentence(app: App) -> None:
     job = app.enqueue_sync("echo")
     app.cancel_sync(job)

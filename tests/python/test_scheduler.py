@@ -217,6 +217,16 @@ def test_schedules_that_fail_stop_no_other_and_are_flagged_once(q: Verbs, databa
     assert q.value("select count(*) from pgqueue.schedules where last_error is not null") == 2
 
 
+def test_a_time_of_centuries_ago_stops_no_other_schedule(q: Verbs, database: str) -> None:
+    schedule(q, "old", "@yearly", misfire="run_all", misfire_cap=10_000, next_run_at="0500-01-01")
+    schedule(q, "good")
+    fire(database)
+    q.advance(minutes=1)
+    fire(database)
+    made = dict(q.rows("select job_type, count(*) from pgqueue.jobs group by 1"))
+    assert sorted(made.values()) == [1, 1527] or sum(made.values()) == 1528, made
+
+
 def test_many_schedules_in_one_look(q: Verbs, database: str) -> None:
     q.session.execute(
         "insert into pgqueue.schedules (name, cron, job_type)"

@@ -138,6 +138,75 @@ def test_what_only_the_database_refuses_ends_the_first_attempt_and_harms_no_othe
     assert "the result is not storable" in (rows[2].error or "")
 
 
+def test_a_result_that_never_gets_through_in_time_holds_up_no_other_and_is_given_up(
+    database: str, connection: Session
+) -> None:
+    connection.execute(
+        """create function slow() returns trigger language plpgsql as
+             $$ begin if length(new.result::text) > 2000000 then
+                  perform pg_sleep(2.5); raise 'too late'; end if; return new; end $$"""
+    )
+    connection.execute(
+        "create trigger slow before insert on pgqueue.jobs_completed_default for each row execute function slow()"
+    )
+    for (name,) in connection.execute(
+        "select inhrelid::regclass::text from pg_inherits where inhparent = 'pgqueue.jobs_completed'::regclass"
+        " and inhrelid <> 'pgqueue.jobs_completed_default'::regclass"
+    ).fetchall():
+        connection.execute(f"create trigger slow before insert on {name} for each row execute function slow()")
+    with make_app(database, statement_limit=1.0) as app:
+
+        @app.task("t")
+        async def t(job: Job, size: int = 1) -> Any:
+            return "x" * size
+
+        with worker_of(app):
+            large = t.enqueue_sync(2_100_000)
+            eventually(lambda: app.job_sync(large).status == "processing")
+            for _ in range(5):
+                assert app.result_sync(t.enqueue_sync(), wait=20) == "x"
+            row = app.finished_job_sync(large, wait=60)
+    assert (row.status, row.attempts) == ("dead_letter", 1)
+    assert "the result is not storable: the database broke off, or did not answer in time" in (row.error or "")
+
+
+def test_an_outcome_that_only_the_database_refuses_is_a_failure_that_says_so(app: App, connection: Session) -> None:
+    connection.execute(
+        """create or replace function pgqueue.snooze(worker_id uuid, job_id uuid, attempt int, delay interval)
+             returns text language plpgsql as $$ begin raise exception 'not today' using errcode = 'PQ422'; end $$"""
+    )
+
+    @app.task("t", max_retries=0)
+    async def t(job: Job) -> None:
+        raise Snooze(5)
+
+    with worker_of(app):
+        row = app.finished_job_sync(t.enqueue_sync(), wait=10)
+    assert (row.status, row.attempts, row.lost) == ("dead_letter", 1, 0)
+    assert "the outcome is not storable: not today" in (row.error or "")
+
+
+def test_a_signal_that_is_none_leaks_no_slot(app: App) -> None:
+    class Later(Retry):
+        def __init__(self) -> None:
+            Exception.__init__(self, "later")
+
+    @app.task("t", max_retries=0)
+    async def t(job: Job) -> None:
+        await asyncio.sleep(0)
+        raise Later
+
+    @app.task("echo")
+    async def echo(job: Job) -> int:
+        return 1
+
+    jobs = [t.enqueue_sync() for _ in range(3)]
+    with worker_of(app, concurrency=1):
+        assert app.result_sync(echo.enqueue_sync(), wait=10) == 1
+        rows = [app.finished_job_sync(job, wait=10) for job in jobs]
+    assert {(row.status, row.attempts, row.errors[0]["type"]) for row in rows} == {("dead_letter", 1, "AttributeError")}
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, BaseException])
 def test_no_exception_ends_the_worker(app: App, kind: type[BaseException]) -> None:
     @app.task("async", max_retries=0)

@@ -492,6 +492,32 @@ def test_everything_in_the_schema_says_what_it_is(q: Verbs) -> None:
     )
 
 
+def test_a_publication_of_all_tables_stops_nothing(q: Verbs) -> None:
+    q.freeze()
+    q.session.execute("create publication everything for all tables")
+    whole_life(q)
+    dead, done = q.start(queue="other"), q.start(queue="other")
+    q.fail(dead, retryable=False)
+    q.complete([done])
+    q.call("discard", dead.job_id)
+    finished = "select count(*) from pgqueue.jobs where status in ('completed', 'cancelled', 'dead_letter')"
+    assert q.value(finished) > 0
+    ttls = [f"{status}_ttl" for status in ("completed", "cancelled", "dead_letter")]
+    q.session.execute("insert into pgqueue.queues (name) values ('other')")
+    q.session.execute(f"update pgqueue.queues set {', '.join(f'{ttl} = interval $$1 minute$$' for ttl in ttls)}")
+    q.advance(minutes=5)
+    q.sweep()
+    assert q.value(finished) == 0
+    without = q.rows(
+        "select c.oid::regclass::text as name from pg_class c"
+        " where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'r' and c.relreplident <> 'f'"
+        "   and c.relname <> 'jobs_unknown'"
+        "   and not exists (select from pg_index i where i.indrelid = c.oid and (i.indisprimary or i.indisreplident))"
+    )
+    assert without == []
+    assert not q.rows("select step, last_error from pgqueue.sweep_steps where last_error is not null")
+
+
 def test_old_settings_of_a_session_change_nothing(q: Verbs) -> None:
     q.session.execute("set escape_string_warning = off; set standard_conforming_strings = off; set array_nulls = off")
     q.insert(max_retries=0)
@@ -499,3 +525,14 @@ def test_old_settings_of_a_session_change_nothing(q: Verbs) -> None:
     assert q.fail(job, {"type": "E", "message": "disk is  full"}) == "dead_letter"
     assert q.job(job.job_id).error == "E: disk is full"
     q.session.execute("insert into pgqueue.schedules (name, cron, job_type) values ('s', '*/5 * * * *', 't')")
+
+
+@pytest.mark.parametrize("zone", ["Asia/Shanghai", "Asia/Kolkata", "Asia/Jakarta"])
+def test_how_a_session_writes_times_changes_nothing(q: Verbs, zone: str) -> None:
+    q.session.execute("set datestyle = 'SQL, MDY'")
+    q.session.execute("select set_config('TimeZone', %s, false)", [zone])
+    q.session.execute("select pgqueue.pause_job_type('t', pgqueue.clock() + interval '1 minute')")
+    left = q.value("select extract(epoch from until - pgqueue.clock())::float8 from pgqueue.job_type_pauses")
+    assert 50 < left <= 60
+    with refused("PQ422", "until must be given"):
+        q.call("pause_job_type", "t", None)

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from tests.conftest import Connect
 from tests.meet import aside, wait_until
 from tests.sql.test_2_notices import WATCHER, Ear, whole_life
-from tests.sql.verbs import WORKER, Verbs
+from tests.sql.verbs import WORKER, Verbs, refused
 
 
 def waiting(q: Verbs, workers: int, queues: Any = None, job_types: Any = None) -> list[str]:
@@ -341,3 +341,10 @@ def test_a_completion_with_nothing_to_claim_says_what_was_accepted(q: Verbs) -> 
     (row,) = q.rows(call, [WORKER, [job.job_id], [job.attempts]])
     assert row.accepted == []
     assert row.none
+
+
+@pytest.mark.parametrize("channel", ["w" * 64, "é" * 32, "", None])
+def test_no_worker_waits_where_no_bell_can_ring(q: Verbs, channel: str | None) -> None:
+    with refused("PQ422", "channel must have 1 to 63 bytes", column="channel"):
+        q.session.execute("select pgqueue.wait_for_work(%s, null, null, %s)", [WORKER, channel])
+    assert q.insert()

@@ -130,6 +130,17 @@ def test_the_job_id_of_a_finished_job_stays_taken(q: Verbs, outcome: str) -> Non
     assert q.job(V7).status == outcome
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_the_job_id_of_a_job_that_finished_a_moment_ago_is_taken(q: Verbs, key: str | None) -> None:
+    job = q.start(job_id=q.value("select pgqueue.new_job_id()"), idempotency_key=key)
+    q.complete([job])
+    with refused("23505", "is taken by a finished job", column="job_id"):
+        q.insert(job_id=job.job_id, idempotency_key=key)
+    with refused("23505", "is taken by a finished job", column="job_id"):
+        q.enqueue(job_id=job.job_id)
+    assert not q.claim()
+
+
 def test_a_job_id_of_the_far_future_is_refused(q: Verbs) -> None:
     """Finished jobs are looked up from the time in their id on, so such a job could never be found again."""
     ahead = datetime.now(UTC) + timedelta(days=3)

@@ -222,6 +222,29 @@ def test_retry_of_a_failed_job_makes_it_pending_now_at_the_tail(q: Verbs) -> Non
     assert [job.job_id for job in q.claim(2, queues=[failed.queue])] == [other, failed.job_id]
 
 
+def test_why_tells_of_a_retry_that_will_not_be(q: Verbs) -> None:
+    q.freeze()
+    q.session.execute("insert into pgqueue.queues (name, failed_ttl) values ('default', '1 hour')")
+    soon, late = q.start(), q.start()
+    q.fail(soon, retry_in=timedelta(minutes=59))
+    q.fail(late, retry_in=timedelta(days=30))
+    assert "it becomes pending again in 59:00" in q.why(soon.job_id)
+    assert "it becomes a dead letter in 01:00:00" in q.why(late.job_id)
+    q.advance(hours=1)
+    q.sweep()
+    assert [q.job(job.job_id).status for job in (soon, late)] == ["pending", "dead_letter"]
+
+
+def test_a_retry_by_hand_forgets_when_a_job_was_scheduled(q: Verbs) -> None:
+    q.freeze()
+    job_id = q.enqueue(delay=timedelta(seconds=1)).job_id
+    q.advance(seconds=1)
+    q.sweep()
+    q.fail(q.claim()[0])
+    assert q.job(job_id).scheduled_at is not None
+    assert q.retry(job_id).scheduled_at is None
+
+
 @pytest.mark.parametrize("status", ["submitted", "pending", "processing", "completed", "cancelled"])
 def test_retry_of_any_other_job_is_refused_unchanged(q: Verbs, status: str) -> None:
     job = in_status(q, status)

@@ -217,6 +217,15 @@ def test_the_clock_may_go_back(q: Verbs) -> None:
     assert [q.job(i).status for i in (job_id, lost.job_id)] == ["pending", "pending"]
 
 
+def test_a_sweep_measures_after_the_clock_went_back(q: Verbs) -> None:
+    q.freeze()
+    q.advance(minutes=2)
+    assert {"measure", "alerts"} <= set(q.sweep())
+    assert not {"measure", "alerts"} & set(q.sweep())
+    q.advance(days=-1)
+    assert {"measure", "alerts"} <= set(q.sweep())
+
+
 def test_sweeps_in_any_order_of_sessions_conserve_jobs(q: Verbs, connect: Connect) -> None:
     q.freeze()
     sweepers = [Verbs(connect()) for _ in range(3)]

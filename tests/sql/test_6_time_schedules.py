@@ -115,6 +115,16 @@ def test_other_columns_have_checks(q: Verbs, column: str, value: Any) -> None:
 # Edits ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("column", ["cron", "timezone", "job_type"])
+def test_a_missing_column_is_named(q: Verbs, column: str) -> None:
+    columns: dict[str, Any] = {"name": "s", "cron": "@daily", "timezone": "UTC", "job_type": "t"} | {column: None}
+    with refused("23502", column, column=column):
+        q.session.execute(
+            "insert into pgqueue.schedules (name, cron, timezone, job_type) values (%s, %s, %s, %s)",
+            [*columns.values()],
+        )
+
+
 def test_an_edit_asks_for_the_next_time_and_nothing_else_does(q: Verbs) -> None:
     now = q.freeze()
     schedule(q)

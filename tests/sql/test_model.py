@@ -305,7 +305,7 @@ class Model(Expectation, RuleBasedStateMachine):
             job = dead[n % len(dead)]
         if job.status == "failed":
             assert self.q.retry(job.job_id).status == "pending"
-            job.status, job.due_at, job.expires_at = "pending", None, None
+            job.status, job.due_at, job.scheduled_at, job.expires_at = "pending", None, None, None
             self.draw(job)
         elif job.status == "dead_letter":
             row = self.q.retry(job.job_id)
