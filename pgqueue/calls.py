@@ -435,11 +435,17 @@ def listen(channel: str) -> str:
     return f'listen "{channel}"'
 
 
-ISOLATION: Final = Call("isolation", "show default_transaction_isolation", scalar)
+#: Where a database has array_nulls off, the null in an array is the text NULL.
+ISOLATION: Final = Call(
+    "isolation",
+    """select case when set_config('array_nulls', 'on', false) = 'on'
+              then current_setting('default_transaction_isolation') end""",
+    scalar,
+)
 #: What DISCARD ALL does, but for prepared statements: the driver knows of those that it made.
 RESET: Final = (
-    "close all; reset session authorization; reset role; reset all; unlisten *; select pg_advisory_unlock_all(); "
-    "discard temp; discard sequences"
+    "close all; reset session authorization; reset role; reset all; set array_nulls = on; unlisten *; "
+    "select pg_advisory_unlock_all(); discard temp; discard sequences"
 )
 PROBE: Final = "select 1"
 #: A session that only listens is always idle, and no timeout of idle sessions is meant for it.

@@ -199,7 +199,7 @@ class Claimer:
 
     def _wanted(self) -> int:
         """Return how many jobs to claim now."""
-        if self._finisher.waiting > 2 * MOST_AHEAD:
+        if self._finisher.waiting > (self._concurrency if self._finisher.stuck else 2 * MOST_AHEAD):
             return 0
         free = self._executor.free
         ahead = 0

@@ -102,6 +102,11 @@ class Finisher:
         """How many outcomes are not written yet."""
         return len(self._completed) + len(self._others)
 
+    @property
+    def stuck(self) -> bool:
+        """Whether the database did not take what was written last."""
+        return self._fault is not None
+
     async def run(self) -> None:
         """Write until cancelled; what the database does not take now is kept and tried again."""
         pause = 0.0

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from pgqueue.errors import ConfigError, PgqueueError
 from pgqueue.log import logger
 from pgqueue.settings import Settings
-from pgqueue.supervisor import when_orphaned
+from pgqueue.supervisor import stay_supervised, when_orphaned
 
 _log: Final = logger("pgqueue.process")
 T = TypeVar("T")
@@ -74,6 +74,7 @@ def run_process(worker: Program) -> int:
             _log.error("worker cannot work", error=str(exc))
             return exc.exit_code
     if worker.recycle:
+        stay_supervised()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
     return 0
 

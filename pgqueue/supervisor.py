@@ -34,12 +34,23 @@ def supervised() -> int | None:
     return None if value is None else int(value.partition(":")[0])
 
 
+#: What `when_orphaned` took out of the environment.
+_kept: Final[list[str]] = []
+
+
+def stay_supervised() -> None:
+    """Tell the program that takes this process over that it has this process's supervisor."""
+    for value in _kept:
+        os.environ[_VARIABLE] = value
+
+
 def when_orphaned(act: Callable[[], object]) -> None:
     """Call `act`, in a thread of its own, when this process's supervisor has ended."""
     # Out of the environment: programs that tasks start have no supervisor.
     value = os.environ.pop(_VARIABLE, None)
     if value is None:
         return
+    _kept.append(value)
     lifeline = int(value.partition(":")[2])
 
     def wait() -> None:

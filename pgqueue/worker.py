@@ -257,6 +257,12 @@ class Worker:
         await self._quiet_within(1.0)
         for held in list(self._executor.running):
             self._finisher.add(held, Released(started=True))
+        # What has ended would run again: as long as there is time, or until somebody hurries.
+        patience = max(deadline - time.monotonic(), 2.0)
+        waits = [self._spawn(self._finisher.drained()), self._spawn(_set(self._hurry))]
+        await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
         try:
             async with asyncio.timeout(2.0):
                 await self._finisher.drained()
@@ -268,7 +274,7 @@ class Worker:
                 await self._sender.flush_last(self._claims)
                 await self._claims.call(calls.WORKER_STOPPED, worker_id=self.worker_id)
         except (TimeoutError, PgqueueError) as exc:
-            _log.warning("stopped without writing everything down", waiting=self._finisher.waiting, error=str(exc))
+            _log.warning("stopped without writing everything down", waiting=self._finisher.waiting, error=repr(exc))
 
     async def _quiet_within(self, seconds: float) -> None:
         """Return when nothing runs any more, when told to hurry, or after so many seconds."""

@@ -8,7 +8,7 @@ from litestar.params import QueryParameter
 from msgspec import Meta, Raw
 
 from pgqueue import calls
-from pgqueue.api.exchange import Answer, AnyRequest, answer, api_of, moment_of, moment_parameter
+from pgqueue.api.exchange import Answer, AnyRequest, answer, api_of, moment_of, moment_parameter, refuse_body
 from pgqueue.api.guard import identity_of
 from pgqueue.api.jobs import JobId, QueueFilter, TextFilter, TypeFilter, job_page, job_view
 from pgqueue.api.lists import JobCursor
@@ -113,6 +113,7 @@ async def retry_dead_letters(
 ) -> Answer:
     """Retry all dead letters, or those that match every filter."""
     chosen = _chosen(filters, queue_name, job_type, since, until, max_jobs)
+    await refuse_body(request, "filters")
     return await _on_many(request, calls.RETRY_DEAD_LETTERS, chosen)
 
 
@@ -134,6 +135,7 @@ async def discard_dead_letters(
 ) -> Answer:
     """Delete all dead letters, or those that match every filter, for good. It is written to the audit."""
     chosen = _chosen(filters, queue_name, job_type, since, until, max_jobs)
+    await refuse_body(request, "filters")
     return await _on_many(request, calls.DISCARD_DEAD_LETTERS, chosen)
 
 

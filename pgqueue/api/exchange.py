@@ -57,9 +57,20 @@ async def read_body(request: AnyRequest, decoder: "msgspec.json.Decoder[T]") -> 
         raise from_decode_error(exc) from None
 
 
+async def refuse_body(request: AnyRequest, what: str) -> None:
+    """Raise Invalid for a body that says anything, where `what` it may mean are query parameters."""
+    body = (await request.body()).strip()
+    if body not in (b"", b"{}", b"null"):
+        raise Invalid(f"{what} are query parameters, as in ?filter=job_type:send_email; leave the body out")
+
+
 def _with_whole_numbers(body: bytes) -> bytes:
     """Return JSON in which 5.0 is 5: the same number, which some languages write so."""
-    return _encode_exactly(json.loads(body, parse_float=_number))
+    return _encode_exactly(json.loads(body, parse_float=_number, parse_constant=_no_number))
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
 
 
 def _number(text: str) -> int | Decimal:

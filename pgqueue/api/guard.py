@@ -48,7 +48,8 @@ class Guard:
             if not api.config.trusted:
                 identity = await api.access.identify(scope, checked_later=opt.get("checks_key", False))
             scope.setdefault("state", {})[_IDENTITY] = identity
-            identity.require(needs)
+            if opt.get("or_needs") not in identity.scopes:
+                identity.require(needs)
         known = opt.get("query")
         if known is not None and scope["query_string"]:
             _check_query(scope["query_string"], known)

@@ -156,11 +156,12 @@ class Hub:
             for row in await self._arrivals():
                 self._announced[row["job_id"]] = None
             self._primed = True
+            self._forget()
 
     def since(self, event_id: str) -> list[tuple[int, Event]] | None:
         """Return the events after one, None when they are no longer known."""
         name, _, number = event_id.rpartition("-")
-        if name != self.name or not number.isdecimal():
+        if self._polling or name != self.name or not number.isdecimal():
             return None
         last = int(number)
         oldest = self._remembered[0][0] if self._remembered else self._count + 1
@@ -248,6 +249,7 @@ class Hub:
         if not (self._by_job or self._wide):
             if self._watched_at > 0 and now - self._left_at > _UNWATCH_AFTER:
                 self._watched_at = float("-inf")
+                self._forget()
                 await self._call(calls_rest.UNWATCH, watcher_id=self._watcher_id)
             return
         if not self._polling and now - self._watched_at > _WATCH_AGAIN:
@@ -310,6 +312,7 @@ class Hub:
             for event in events:
                 if event.event == "resync":
                     self._look_now = True
+                    self._forget()
                 else:
                     event.at = event.at.astimezone(UTC)
                     self._tell(event)
@@ -318,6 +321,7 @@ class Hub:
             # Connected, perhaps again: what came meanwhile was not heard.
             self._tested = False
             self._looked_at = float("-inf")
+            self._forget()
             self._wanted.set()
             for watch in self._wide:
                 watch.lag()
@@ -325,6 +329,12 @@ class Hub:
         for poller in self._pollers:
             if rung is not None or not channel:
                 poller.rang(rung)
+
+    def _forget(self) -> None:
+        """Have all who come back begin anew, since something may have happened that was not heard."""
+        self._remembered.clear()
+        # Whoever has the number of the newest event did not hear all that came after it either.
+        self._count += 1
 
     def _tell(self, event: Event) -> None:
         self._count += 1

@@ -376,7 +376,15 @@ async def _cancel(request: AnyRequest, job_id: UUID) -> Answer:
 _CANCELS: Final = {200: Gives(Cancelled, "The job is cancelled, or runs and was asked to stop.")}
 
 
-@operation(HttpMethod.POST, "/jobs/{job_id:uuid}/cancel", needs="submit", gives=_CANCELS, refuses=(404, 409), tag=_TAG)
+@operation(
+    HttpMethod.POST,
+    "/jobs/{job_id:uuid}/cancel",
+    needs="submit",
+    or_needs="operate",
+    gives=_CANCELS,
+    refuses=(404, 409),
+    tag=_TAG,
+)
 async def cancel_job(request: AnyRequest, job_id: JobId) -> Answer:
     """Cancel a job.
 
@@ -386,7 +394,15 @@ async def cancel_job(request: AnyRequest, job_id: JobId) -> Answer:
     return await _cancel(request, job_id)
 
 
-@operation(HttpMethod.DELETE, "/jobs/{job_id:uuid}", needs="submit", gives=_CANCELS, refuses=(404, 409), tag=_TAG)
+@operation(
+    HttpMethod.DELETE,
+    "/jobs/{job_id:uuid}",
+    needs="submit",
+    or_needs="operate",
+    gives=_CANCELS,
+    refuses=(404, 409),
+    tag=_TAG,
+)
 async def delete_job(request: AnyRequest, job_id: JobId) -> Answer:
     """Cancel a job, as POST …/cancel does. Its row stays until its time to live has passed."""
     return await _cancel(request, job_id)

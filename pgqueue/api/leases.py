@@ -150,6 +150,14 @@ async def _stop_waiting(api: Api, poller: Poller, left_over: list[Bell]) -> None
             return
 
 
+async def _still_alive(api: Api, worker_id: UUID) -> None:
+    """Note that a worker that has claimed lives on, now and then."""
+    now = time.monotonic()
+    if now - api.http_workers.get(worker_id, float("-inf")) >= _SIGN_EVERY:
+        api.http_workers[worker_id] = now
+        await api.call(calls.WORKER_SEEN, worker_id=worker_id, status="active", jobs_processed=0, jobs_failed=0)
+
+
 async def _sign_of_life(api: Api, asked: Claim, key: str | None) -> None:
     """Note that a worker lives, now and then: people want to see it, and only the living are rung."""
     now = time.monotonic()
@@ -186,6 +194,7 @@ async def _sign_of_life(api: Api, asked: Claim, key: str | None) -> None:
 async def renew_leases(request: AnyRequest) -> Answer:
     """Renew leases, well before they expire."""
     asked = await read_body(request, _heartbeats)
+    await _still_alive(api_of(request), asked.worker_id)
     beats = await api_of(request).call(
         calls.HEARTBEAT,
         worker_id=asked.worker_id,

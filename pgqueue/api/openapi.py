@@ -102,12 +102,13 @@ def operation(
     max_body: int | None = None,
     example: Any = None,
     checks_key: bool = False,
+    or_needs: Scope | None = None,
 ) -> Callable[[F], HTTPRouteHandler]:
     """Make a route of a handler `async (request, ...) -> Response[bytes]`.
 
     `needs`: the scope of the key, None for a route that is open. `takes`: the struct of the body, which the handler
     reads with `read_body`. `refuses`: statuses of problems besides those that always may come. `checks_key`: the
-    handler has its key checked along with what it does.
+    handler has its key checked along with what it does. `or_needs`: another scope that does instead.
     """
     always = {422, 500, 503} | ({401, 403, 429} if needs else set())
     if takes is not None:
@@ -146,6 +147,7 @@ def operation(
             tags=[tag],
             opt={
                 "needs": needs,
+                "or_needs": or_needs,
                 "checks_key": checks_key,
                 "query": query,
                 "names": names,

@@ -171,6 +171,14 @@ def test_jobs_carry_the_name_of_the_key_and_cancels_only_ones_own(
     ]
 
 
+def test_a_key_that_operates_cancels_the_jobs_of_all(api: Api, admin: str) -> None:
+    shop, operator, reader = (make_key(api, scope, scope, admin=admin) for scope in ("submit", "operate", "read"))
+    for method, path in (("POST", "/jobs/{}/cancel"), ("DELETE", "/jobs/{}")):
+        job_id = api.post("/jobs", json={"type": "a"}, headers=bearer(shop)).json()["job_id"]
+        problem(api.request(method, path.format(job_id), headers=bearer(reader)), 403, "forbidden")
+        assert api.request(method, path.format(job_id), headers=bearer(operator)).status_code == 200
+
+
 def test_one_producer_cannot_meet_the_keys_of_another(api: Api, admin: str) -> None:
     shop, other = (make_key(api, name, "submit", admin=admin) for name in ("shop", "other"))
     asked = {"type": "a", "idempotency_key": "order-1"}

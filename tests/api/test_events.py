@@ -174,6 +174,32 @@ def test_a_stream_goes_on_after_the_event_that_the_client_saw_last(live: MakeLiv
     lost.until(lambda names: names[:2] == ["resync", "state"])
 
 
+def seen_last(api: Live, hand: Hand) -> str:
+    """Follows everything until a job arrives, and leaves; the id of that event."""
+    with api.events("/events") as events:
+        assert next(events)["event"] == "state"
+        hand.enqueue()
+        return next(str(event["id"]) for event in events if event["event"] == "job.queued")
+
+
+@pytest.mark.parametrize("lost", ["watch", "listener"])
+def test_a_client_that_was_away_while_nobody_heard_begins_anew(
+    live: MakeLive, hand: Hand, connection: psycopg.Connection[Any], lost: str
+) -> None:
+    api = live()
+    seen = seen_last(api, hand)
+    if lost == "watch":
+        watchers = "select count(*) from pgqueue.watchers"
+        wait_until(lambda: connection.execute(watchers).fetchone() == (0,), 30)
+    else:
+        before = api.hub.listener
+        connection.execute("select pg_terminate_backend(%s)", [before])
+        wait_until(lambda: api.hub.listener not in (None, before), 30)
+    hand.enqueue()
+    again = Follower(api, "/events", **{"Last-Event-ID": seen})
+    again.until(lambda names: names[:2] == ["resync", "state"])
+
+
 def test_a_job_that_commits_late_shows_up(live: MakeLive, hand: Hand, connect: Connect) -> None:
     api = live()
     stream = Follower(api, "/events")

@@ -186,6 +186,8 @@ UNSTORABLE: list[tuple[bytes, int]] = [
     (b"{", 400),
     (b'{"type": "a", "payload": {"x": NaN}}', 400),
     (b'{"type": "a", "payload": {"x": Infinity}}', 400),
+    (b'{"type": "a", "max_retries": 3.0, "payload": {"x": NaN}}', 422),
+    (b'{"type": "a", "max_retries": 3.0, "payload": {"x": -Infinity}}', 422),
     (b'{"type": "a", "payload": {"x": 1e400}}', 422),
     (b'{"type": "a", "payload": {"x": 1e5000}}', 422),
     (b'{"type": "a", "payload": {"x": "\xff"}}', 422),

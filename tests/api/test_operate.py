@@ -63,6 +63,9 @@ def test_dead_letters_are_listed_retried_and_discarded_by_filter(api: Api, conne
     assert api.delete(f"/admin/dlq/{other}").json() == {"jobs": 1}
     problem(api.get(f"/jobs/{other}"), 404, "job-not-found")
     dead_letter(connection, "x", "x")
+    for verb in ("retry-all", "discard-all"):
+        asked = api.post(f"/admin/dlq/{verb}", json={"filter": "job_type:none"})
+        assert "query parameters" in problem(asked, 422, "invalid-request")["detail"]
     assert api.post("/admin/dlq/discard-all").json() == {"jobs": 1}
     verbs = connection.execute(
         "select verb, jobs from pgqueue.audit where verb like '%discard%' order by audit_id"

@@ -1,5 +1,6 @@
 """Workers as real processes: killed, stopped, blocked, cut off, and told to end."""
 
+import contextlib
 import os
 import random
 import signal
@@ -223,6 +224,61 @@ def test_a_supervisor_replaces_the_dead_and_ends_with_all(app: App, database: st
         supervisor.send(signal.SIGTERM)
         assert supervisor.ended(15) == 0
         assert not any(_alive(pid) for pid in third)
+
+
+@pytest.mark.timeout(240)
+def test_a_process_that_starts_anew_stays_one_of_its_supervisors(app: App, database: str, tmp_path: Path) -> None:
+    def parents() -> Iterator[tuple[int, int]]:
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                yield int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+
+    def below(pid: int) -> set[int]:
+        children = {child for child, parent in parents() if parent == pid}
+        return children.union(*map(below, children))
+
+    log = (tmp_path / "log").open("w+")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pgqueue", "worker", "tests.python.apps:app", "--processes", "2", "--concurrency", "8"],
+        cwd=CHECKOUT,
+        env={**os.environ, "PGQUEUE_DSN": database},
+        stderr=log,
+    )
+    try:
+        eventually(lambda: len(app.workers_sync()) == 2, within=60)
+        app.enqueue_many_sync(
+            [{"job_type": "blocking", "payload": {"seconds": 600}, "max_retries": 0, "timeout": 1}] * 100
+        )
+        eventually(lambda: (tmp_path / "log").read_text().count("this process starts anew") >= 1, within=120)
+        eventually(lambda: {row["status"] for row in app.workers_sync()} >= {"stopped"}, within=60)
+        assert app.result_sync(app.enqueue_sync("noop"), wait=60) is None
+        assert len(below(process.pid)) == 2
+        process.kill()
+        process.wait()
+        eventually(lambda: "stopped" in {row["status"] for row in app.workers_sync()}, within=20)
+    finally:
+        for pid in below(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        log.close()
+
+
+def test_what_ended_is_written_down_as_long_as_there_is_grace(
+    app: App, database: str, connection: Session, connect: Connect
+) -> None:
+    jobs = app.enqueue_many_sync([{"job_type": "slow", "payload": {"seconds": 0.5}}] * 5)
+    with worker_process(database, PGQUEUE_GRACE="30") as worker:
+        eventually(lambda: len(starts(connection)) == 5)
+        with connect(autocommit=False) as holder:
+            holder.execute("lock table pgqueue.jobs_live in exclusive mode")
+            worker.send(signal.SIGTERM)
+            ends = "select count(*) from public.marks where what = 'done'"
+            eventually(lambda: connection.execute(ends).fetchone() == (5,))
+            time.sleep(4)
+            holder.rollback()
+        assert worker.ended(20) == 0
+    assert {app.job_sync(job).status for job in jobs} == {"completed"}
 
 
 def test_a_worker_that_hangs_is_replaced_at_a_reload(app: App, database: str) -> None:

@@ -207,6 +207,23 @@ def test_a_signal_that_is_none_leaks_no_slot(app: App) -> None:
     assert {(row.status, row.attempts, row.errors[0]["type"]) for row in rows} == {("dead_letter", 1, "AttributeError")}
 
 
+def test_a_database_that_reads_no_nulls_in_arrays_is_served_like_others(database: str, connection: Session) -> None:
+    connection.execute(
+        "do $$ begin execute format('alter database %I set array_nulls = off', current_database()); end $$"
+    )
+    with make_app(database) as app:
+
+        @app.task("t", max_retries=1, retry_policy={"base_delay_ms": 0})
+        async def t(job: Job) -> None:
+            raise ValueError("no use")
+
+        jobs = app.enqueue_many_sync([{"job_type": "t", "ordering_key": key} for key in ("k", None, "NULL")] * 2)
+        with worker_of(app):
+            rows = [app.finished_job_sync(job, wait=20) for job in jobs]
+    assert {(row.status, row.attempts, row.error) for row in rows} == {("dead_letter", 2, "ValueError: no use")}
+    assert [row.ordering_key for row in rows] == ["k", None, "NULL"] * 2
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, BaseException])
 def test_no_exception_ends_the_worker(app: App, kind: type[BaseException]) -> None:
     @app.task("async", max_retries=0)
